@@ -1,0 +1,288 @@
+"""The command line. Rank 0 reads it; what all ranks must do is a job that it hands to the others.
+
+So a mistake is noticed once, on rank 0, before any data is read, and the other ranks leave with the same status. This
+is the only module that prints errors and decides on exit statuses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import click
+
+from hpcfed import __version__, communicator, config, flags, registry, run_folder
+from hpcfed.communicator import Communicator, SerialCommunicator
+from hpcfed.errors import ConfigError, HpcfedError
+
+logger = logging.getLogger(__name__)
+
+
+class Job(Protocol):
+    """Work for all ranks: picklable, so that rank 0 can hand it out."""
+
+    def execute(self, communicator: Communicator) -> None:
+        """Do this rank's part."""
+
+
+@dataclass
+class Session:
+    """What the commands need to know: the ranks, what was tuned, and how to start a job on all ranks."""
+
+    communicator: Communicator
+    tuned: Mapping[str, str]
+    started: bool = False
+
+    def start(self, job: Job) -> None:
+        """Do the job on every rank."""
+        self.started = True
+        self.communicator.broadcast((job, 0))
+        job.execute(self.communicator)
+
+
+def main(tuned: Mapping[str, str]) -> NoReturn:
+    """Run the command line of this process and leave with its status."""
+    sys.path.append(os.getcwd())  # where module:Class of the user's own is looked for, on every rank
+    world: Communicator = SerialCommunicator()
+    try:
+        world = communicator.connect()
+        logging.basicConfig(format="hpcfed: %(message)s", level=logging.WARNING)
+        logging.getLogger("hpcfed").setLevel(logging.INFO if world.rank == 0 else logging.ERROR)
+        status = _lead(Session(world, tuned)) if world.rank == 0 else _follow(world)
+    except BaseException as error:
+        everywhere = getattr(error, "everywhere", False)
+        status = _explain(error) if world.rank == 0 or not everywhere else getattr(error, "status", 1)
+        _flush()
+        if world.size > 1 and not everywhere:
+            world.abort(status)
+    _flush()
+    sys.exit(status)
+
+
+def _lead(session: Session) -> int:
+    """Rank 0: read the command line; start a job on all ranks or send them home."""
+    try:
+        outcome = commands.main(prog_name="hpcfed", standalone_mode=False, obj=session)
+        status = outcome if isinstance(outcome, int) else 0
+    except BaseException as error:
+        if session.started:
+            raise
+        status = _explain(error)
+    if not session.started:
+        session.communicator.broadcast((None, status))
+    return status
+
+
+def _follow(world: Communicator) -> int:
+    """Other ranks: wait for what rank 0 has read."""
+    job, status = world.broadcast(None)
+    if job is not None:
+        job.execute(world)
+    return int(status)
+
+
+def _explain(error: BaseException) -> int:
+    """Print one line for an error and return the exit status that it stands for."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, click.ClickException):
+        hint = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "hpcfed"
+        click.echo(f"hpcfed: {error.format_message()} (see {hint} --help)", err=True)
+        return error.exit_code
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        click.echo("hpcfed: interrupted: go on with hpcfed resume DIR if a checkpoint was written", err=True)
+        return 130
+    where = "; ".join(getattr(error, "__notes__", []))
+    place = f" ({where})" if where else ""
+    if isinstance(error, HpcfedError):
+        click.echo(f"hpcfed: {error}{place}", err=True)
+        return error.status
+    if os.environ.get("HPCFED_TRACEBACK"):
+        traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    line = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    text = " ".join(str(error).split()) or "no message"
+    click.echo(
+        f"hpcfed: {type(error).__name__}: {text}{place}{line}; HPCFED_TRACEBACK=1 shows the whole traceback", err=True
+    )
+    return 1
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+class Commands(click.Group):
+    """The fixed commands and one for each workload, whose options are found when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*registry.WORKLOADS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in registry.WORKLOADS:
+            return _workload_command(cmd_name, [])
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, rest = args[0], args[1:]
+        if name in registry.WORKLOADS or ":" in name:
+            return name, _workload_command(name, rest), rest
+        if name == "run" and rest and not rest[0].startswith("-"):
+            return name, _run_command(rest), rest
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start on several ranks with mpirun -n 17 hpcfed ct, or srun --mpi=pmix hpcfed ct. The numbers are the same "
+    "on any number of ranks, bit by bit.",
+)
+@click.version_option(__version__)
+@click.option("--no-mpi-tuning", is_flag=True, help="Leave thread counts and MPI settings as they are.")
+def commands(no_mpi_tuning: bool) -> None:
+    """Simulate federated optimization on MPI: each rank is one or more clients.
+
+    The first group of commands are workloads. hpcfed WORKLOAD --help explains the problem and lists its options.
+    """
+
+
+def _workload_command(name: str, args: list[str]) -> click.Command:
+    def action(**given: Any) -> None:
+        _start(config.assemble({"workload": name, **given}))
+
+    return flags.workload_command(name, args, action)
+
+
+def _run_command(args: list[str]) -> click.Command:
+    """``hpcfed run FILE``, with the options of the workload that the file names."""
+    path = Path(args[0])
+    file = config.read_toml(path)
+    table = file.get("workload")
+    name = table.get("name") if isinstance(table, Mapping) else None
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{path}: a configuration needs [workload] with name = one of {', '.join(registry.WORKLOADS)}"
+        )
+
+    def action(file_name: str, **given: Any) -> None:
+        _start(config.assemble({"workload": name, **given}, file, str(path)))
+
+    argument = click.Argument(["file_name"], metavar="FILE")
+    return flags.workload_command(name, args, action, params=[argument])
+
+
+def _start(configuration: config.RunConfig) -> None:
+    """Make the run folder and run on all ranks."""
+    from hpcfed.runner import Run
+
+    session: Session = click.get_current_context().obj
+    config.refuse_ranks(configuration, session.communicator.size)
+    folder = run_folder.create(configuration.run.out, configuration.workload.name)
+    folder.config.write_text(configuration.to_toml(), encoding="utf-8")
+    session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]])))
+    _conclude(folder)
+
+
+def _conclude(folder: run_folder.RunFolder) -> None:
+    """What a finished run leaves on the terminal: where it is, its last numbers, its pictures."""
+    from hpcfed import summary
+
+    click.echo(summary.closing(folder))
+
+
+@commands.command(name="run")
+@click.argument("file", metavar="FILE")
+def run_file(file: str) -> None:
+    """Run a configuration FILE, such as the config.toml of a run folder.
+
+    FILE comes first; any option of its workload may follow and overrides it.
+    """
+    raise ConfigError(f"hpcfed run {file}: give the FILE first, then options")
+
+
+@commands.command()
+@click.argument("directory", metavar="DIR")
+@click.option("--rounds", type=int, help="Go on to this many rounds in all instead of the configured number.")
+def resume(directory: str, rounds: int | None) -> None:
+    """Go on with the run in DIR from its last whole checkpoint, on any number of ranks.
+
+    The result is the same, bit by bit, as if the run had never stopped.
+    """
+    from hpcfed import checkpoint
+    from hpcfed.runner import Run
+
+    session: Session = click.get_current_context().obj
+    folder = run_folder.open_existing(directory)
+    configuration = config.assemble({}, config.read_toml(folder.config), str(folder.config))
+    config.refuse_ranks(configuration, session.communicator.size)
+    newest = checkpoint.latest(folder.checkpoints)
+    done = 0 if newest is None else checkpoint.round_of(newest)
+    if rounds is not None and rounds != configuration.run.rounds:
+        if rounds < done:
+            raise ConfigError(f"--rounds {rounds}: {folder.path} has done {done} already: ask for more")
+        configuration = replace(configuration, run=replace(configuration.run, rounds=rounds))
+    elif folder.finished:
+        click.echo(f"{folder.path} is finished: {done} rounds; hpcfed resume {folder.path} --rounds N goes further")
+        return
+    if newest is None:
+        logger.warning("%s has no checkpoint yet: starting from the beginning", folder.path)
+    folder.result.unlink(missing_ok=True)
+    folder.config.write_text(configuration.to_toml(), encoding="utf-8")
+    folder.keep_history(done if newest is not None else -1)
+    session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]]), newest))
+    _conclude(folder)
+
+
+@commands.command()
+@click.argument("directory", metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def show(directory: str, as_json: bool) -> None:
+    """Print what the run in DIR is and how far it has come."""
+    from hpcfed import summary
+
+    facts = summary.facts(run_folder.open_existing(directory))
+    click.echo(json.dumps(facts) if as_json else summary.table(facts))
+
+
+@commands.command()
+@click.argument("directories", metavar="DIR...", nargs=-1, required=True)
+@click.option("--out", type=str, help="Picture to write  [default: DIR/convergence.png, compare.png for several].")
+def plot(directories: tuple[str, ...], out: str | None) -> None:
+    """Draw the convergence of one run, or of several over one another, and the pictures of a finished one."""
+    from hpcfed import plots
+
+    folders = [run_folder.open_existing(directory) for directory in directories]
+    for picture in plots.draw(folders, Path(out) if out else None):
+        click.echo(picture)
+
+
+@commands.command(name="list")
+def list_() -> None:
+    """List algorithms, workloads and compressors, and which fit together."""
+    from hpcfed import summary
+
+    click.echo(summary.catalogue())
+
+
+@commands.command()
+def doctor() -> None:
+    """Check MPI, HDF5, ASTRA, CUDA, threads and memory, and say what to do. Works under mpirun, too."""
+    from hpcfed.doctor import Examination
+
+    session: Session = click.get_current_context().obj
+    session.start(Examination(dict(session.tuned)))

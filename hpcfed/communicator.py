@@ -1,0 +1,233 @@
+"""Ranks: the only file that knows what a rank is, and the only one that imports mpi4py.
+
+`SerialCommunicator` and `MpiCommunicator` have one interface, so nothing else in the package asks how many processes
+there are. Collective calls must be made by every rank in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfed.errors import ConfigError
+
+Bytes = NDArray[np.uint8]
+
+
+class Communicator(Protocol):
+    """What the rest of the package may ask of the ranks.
+
+    Attributes
+    ----------
+    rank, size : this process and the number of processes.
+    local_rank, local_size : the same among the processes of this node.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """The picklable ``value`` of rank ``root``, on every rank."""
+
+    def broadcast_array(self, array: NDArray[Any] | None) -> NDArray[Any]:
+        """Rank 0's array on every rank, of any size; the other ranks pass None."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """The picklable values of all ranks, in rank order, on every rank."""
+
+    def exchange(self, outgoing: Sequence[Sequence[Bytes]], incoming: Sequence[int]) -> list[Bytes]:
+        """Send ``outgoing[r]``, joined, to rank r; returns what each rank sent here, ``incoming[r]`` bytes from r."""
+
+    def join(self, segment: NDArray[Any], lengths: Sequence[int], out: NDArray[Any]) -> None:
+        """Write the segments of all ranks, ``lengths[r]`` elements of rank r, one after the other into ``out``."""
+
+    def maximum(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The elementwise maximum over ranks."""
+
+    def sum(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The elementwise sum over ranks, in the order that the MPI library likes."""
+
+    def first_on_node(self) -> contextlib.AbstractContextManager[None]:
+        """Enter on one rank of each node first; the others enter when it has left."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def abort(self, status: int) -> None:
+        """End all ranks at once."""
+
+
+class SerialCommunicator:
+    """One process without MPI: every collective is the identity."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        return value
+
+    def broadcast_array(self, array: NDArray[Any] | None) -> NDArray[Any]:
+        assert array is not None
+        return array
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def exchange(self, outgoing: Sequence[Sequence[Bytes]], incoming: Sequence[int]) -> list[Bytes]:
+        return [_joined(outgoing[0])]
+
+    def join(self, segment: NDArray[Any], lengths: Sequence[int], out: NDArray[Any]) -> None:
+        out[:] = segment
+
+    def maximum(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def sum(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def first_on_node(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def barrier(self) -> None:
+        return None
+
+    def abort(self, status: int) -> None:
+        os._exit(status)
+
+
+class MpiCommunicator:
+    """The ranks of ``MPI.COMM_WORLD`` (or of any mpi4py communicator that is given)."""
+
+    # A message of more than this many elements is sent in pieces: MPI counts are 32-bit integers.
+    piece = 1 << 28
+
+    def __init__(self, comm: Any = None) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = MPI.COMM_WORLD if comm is None else comm
+        self.rank: int = self._comm.Get_rank()
+        self.size: int = self._comm.Get_size()
+        self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank: int = self._node.Get_rank()
+        self.local_size: int = self._node.Get_size()
+
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        return self._comm.bcast(value, root)
+
+    def broadcast_array(self, array: NDArray[Any] | None) -> NDArray[Any]:
+        shape, dtype = self._comm.bcast(None if array is None else (array.shape, array.dtype))
+        result = np.ascontiguousarray(array) if array is not None else np.empty(shape, dtype)
+        flat = result.reshape(-1)
+        for start in range(0, flat.size, self.piece):
+            self._comm.Bcast(flat[start : start + self.piece])
+        return result
+
+    def gather(self, value: Any) -> list[Any]:
+        return list(self._comm.allgather(value))
+
+    def exchange(self, outgoing: Sequence[Sequence[Bytes]], incoming: Sequence[int]) -> list[Bytes]:
+        packed = _joined([part for parts in outgoing for part in parts])
+        counts = [sum(part.size for part in parts) for parts in outgoing]
+        received = np.empty(sum(incoming), np.uint8)
+        byte = self._mpi.BYTE
+        self._comm.Alltoallv([packed, counts, _starts(counts), byte], [received, incoming, _starts(incoming), byte])
+        return np.split(received, np.cumsum(incoming)[:-1])
+
+    def join(self, segment: NDArray[Any], lengths: Sequence[int], out: NDArray[Any]) -> None:
+        counts = [length * out.itemsize for length in lengths]
+        target = [out.view(np.uint8), counts, _starts(counts), self._mpi.BYTE]
+        self._comm.Allgatherv([segment.view(np.uint8), self._mpi.BYTE], target)
+
+    def maximum(self, array: NDArray[Any]) -> NDArray[Any]:
+        return self._reduce(array, self._mpi.MAX)
+
+    def sum(self, array: NDArray[Any]) -> NDArray[Any]:
+        return self._reduce(array, self._mpi.SUM)
+
+    def _reduce(self, array: NDArray[Any], operation: Any) -> NDArray[Any]:
+        result = np.empty_like(array)
+        source, target = array.reshape(-1), result.reshape(-1)
+        for start in range(0, source.size, self.piece):
+            piece = slice(start, start + self.piece)
+            self._comm.Allreduce(source[piece], target[piece], operation)
+        return result
+
+    @contextlib.contextmanager
+    def first_on_node(self) -> Iterator[None]:
+        if self.local_rank != 0:
+            self._node.Barrier()
+        yield
+        if self.local_rank == 0:
+            self._node.Barrier()
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+    def abort(self, status: int) -> None:
+        self._comm.Abort(status)
+
+
+def launched_ranks(environment: Mapping[str, str]) -> int | None:
+    """How many ranks a launcher says it started, from the variables it sets: None without a launcher, 0 if unsaid.
+
+    Open MPI's mpirun sets ``OMPI_COMM_WORLD_SIZE``, MPICH's and Intel's ``PMI_SIZE``, ``srun`` the step's size (but
+    not inside the batch script itself, which is a step of one task).
+    """
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    step = environment.get("SLURM_STEP_NUM_TASKS", "")
+    if "SLURM_PROCID" in environment and step.isdigit() and int(step) > 1:
+        return int(step)
+    return 0 if "PMIX_RANK" in environment else None
+
+
+def connect(environment: Mapping[str, str] = os.environ) -> Communicator:
+    """The communicator of this process: MPI if a launcher started it, otherwise serial without loading MPI.
+
+    Raises
+    ------
+    ConfigError
+        If the launcher and the MPI library do not belong together, so that every rank would believe it is alone.
+    """
+    expected = launched_ranks(environment)
+    if expected is None:
+        return SerialCommunicator()
+    try:
+        communicator = MpiCommunicator()
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"a launcher started {expected} ranks, but no MPI library can be loaded ({_first_line(error)}): "
+            "load your cluster's MPI module, or install one with: pip install 'hpcfed[mpi]'"
+        ) from error
+    if expected and communicator.size != expected:
+        raise ConfigError(
+            f"the launcher started {expected} ranks on {socket.gethostname()} but MPI sees {communicator.size}: mpirun "
+            "and the MPI library are of different kinds (see: hpcfed doctor); under SLURM start with srun --mpi=pmix"
+        )
+    return communicator
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _joined(parts: Sequence[Bytes]) -> Bytes:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [0, *np.cumsum(counts)[:-1].tolist()]

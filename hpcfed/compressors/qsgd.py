@@ -1,0 +1,146 @@
+"""QSGD: unbiased quantization to a norm, signs and small integers, packed into bits.
+
+For a block ``v`` of a message and ``s`` levels (Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NeurIPS 2017),
+
+``Q(v)_i = ||v|| sign(v_i) l_i / s``, with ``a_i = s |v_i| / ||v||`` and ``l_i = floor(a_i) + 1`` with probability
+``a_i - floor(a_i)``, else ``floor(a_i)``; ``Q(0) = 0``.
+
+It is unbiased, its variance is ``||v||^2 / s^2 * sum_i {a_i} (1 - {a_i})`` with ``{.}`` the fractional part, at most
+``min(n / s^2, sqrt(n) / s) ||v||^2`` for ``n`` elements. FedPAQ and FPDFP send their messages so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Le
+from numpy.typing import DTypeLike, NDArray
+
+from hpcfed.compressors.blocks import MAX_LEVELS, BlockLayout, check_options, level_width, require_levels
+from hpcfed.options import option
+
+
+@dataclass(frozen=True, eq=False)
+class QsgdMessage:
+    """The quantized array of a client.
+
+    Parameters
+    ----------
+    norms : Euclidean norm of each block, as sent.
+    levels : signed levels ``sign(v_i) l_i`` of the flattened array, at most `num_levels` in magnitude.
+    layout : which element belongs to which block.
+    num_levels : ``s``.
+    """
+
+    norms: NDArray[np.float32]
+    levels: NDArray[np.signedinteger[Any]]
+    layout: BlockLayout
+    num_levels: int
+
+    def segment(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """What travels for elements ``[start, stop)``: the norms of the blocks they touch, then the packed levels."""
+        from hpcfed.compressors import packing
+
+        first, last = self.layout.touched(start, stop)
+        width = level_width(self.num_levels)
+        num_norm_bytes = 4 * (last - first)
+        segment = np.empty(num_norm_bytes + packing.packed_bytes(stop - start, width), np.uint8)
+        segment[:num_norm_bytes] = self.norms[first:last].view(np.uint8)
+        packing.pack(self.levels[start:stop], self.num_levels, width, segment[num_norm_bytes:])
+        return segment
+
+    @cached_property
+    def _bits(self) -> NDArray[np.int64]:
+        from hpcfed.compressors import elias
+
+        return elias.count_bits(self.levels, self.layout, self.num_levels)
+
+    @property
+    def paper_bits(self) -> int:
+        """Length of the message in the papers' code, counted on first use; see `hpcfed.compressors.elias`."""
+        return int(self._bits.min(axis=1).sum())
+
+    @property
+    def formats(self) -> dict[str, int]:
+        """How many blocks the papers' code would send in each format."""
+        from hpcfed.compressors.elias import FORMATS
+
+        chosen = np.bincount(self._bits.argmin(axis=1), minlength=len(FORMATS))
+        return dict(zip(FORMATS, chosen.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Qsgd:
+    """Quantization to the Euclidean norm of each block: each client has its own scales."""
+
+    kind: ClassVar[str] = "ordered"
+
+    quantize: Annotated[int, Ge(0), Le(MAX_LEVELS)] = option(0, "s, number of levels; 0 switches quantization off")
+    block: str = option("slice", "slice | all | INT elements per block: what shares one norm", metavar="BLOCK")
+
+    def __post_init__(self) -> None:
+        check_options("qsgd", self.quantize, self.block)
+
+    def encode(self, array: NDArray[Any], rng: np.random.Generator) -> QsgdMessage:
+        """Quantize a float32 or float64 array of any shape.
+
+        Raises
+        ------
+        DivergedError
+            If the array holds NaN, infinity, or a block whose norm is beyond float32.
+        """
+        require_levels("qsgd", self.quantize)
+        from hpcfed.compressors import packing
+
+        values = packing.flatten(array)
+        layout = BlockLayout.of(array.shape, self.block)
+        norms = packing.block_norms(values, layout, "qsgd")
+        dtype = packing.level_type(self.quantize)
+        levels = packing.quantize(values, norms, layout, self.quantize, rng, dtype)
+        return QsgdMessage(norms, levels, layout, self.quantize)
+
+    def segment_bytes(self, shape: tuple[int, ...], dtype: DTypeLike, start: int, stop: int) -> int:
+        """Size of `QsgdMessage.segment` for elements ``[start, stop)`` of an array of this shape and type."""
+        first, last = BlockLayout.of(shape, self.block).touched(start, stop)
+        return 4 * (last - first) + -(-(stop - start) // 8) * level_width(self.quantize)
+
+    def accumulate(
+        self,
+        total: NDArray[np.float64],
+        segment: NDArray[np.uint8],
+        shape: tuple[int, ...],
+        dtype: DTypeLike,
+        start: int,
+        stop: int,
+        weight: float = 1.0,
+    ) -> None:
+        """Add ``weight`` times a received segment to `total`, in float64.
+
+        Element ``i`` adds ``(norm * weight / s) * level_i``, evaluated in this order.
+
+        Raises
+        ------
+        ValueError
+            If the sizes of `total` or `segment` do not fit the range.
+        """
+        if total.size != stop - start or segment.size != self.segment_bytes(shape, dtype, start, stop):
+            raise ValueError(f"qsgd cannot add {segment.size} bytes to {total.size} elements [{start}, {stop})")
+        from hpcfed.compressors import packing
+
+        layout = BlockLayout.of(shape, self.block)
+        first, last = layout.touched(start, stop)
+        num_norm_bytes = 4 * (last - first)
+        coefficients = segment[:num_norm_bytes].view(np.float32).astype(np.float64) * weight / self.quantize
+        packing.unpack_accumulate(
+            segment[num_norm_bytes:],
+            self.quantize,
+            level_width(self.quantize),
+            coefficients,
+            layout.length,
+            layout.inner,
+            start - first * layout.length,
+            total,
+        )

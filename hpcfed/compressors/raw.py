@@ -1,0 +1,60 @@
+"""No compression: the bytes of the array travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+# Elements that are added at a time: few enough for the cache.
+PIECE = 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class RawMessage:
+    """An array on its way; a view, so the array must not change before the message is sent."""
+
+    values: NDArray[Any]
+
+    @property
+    def paper_bits(self) -> int:
+        """32 bits for each element: the papers count reals of single precision."""
+        return 32 * self.values.size
+
+    def segment(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """What travels for elements ``[start, stop)`` of the flattened array."""
+        return self.values[start:stop].view(np.uint8)
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The compressor that leaves its message as it is."""
+
+    kind: ClassVar[str] = "ordered"
+    quantize: ClassVar[int] = 0
+
+    def encode(self, array: NDArray[Any], rng: np.random.Generator | None = None) -> RawMessage:
+        """Wrap an array; nothing is copied unless it is not C-contiguous."""
+        return RawMessage(np.ascontiguousarray(array).reshape(-1))
+
+    def segment_bytes(self, shape: tuple[int, ...], dtype: DTypeLike, start: int, stop: int) -> int:
+        """Size of `RawMessage.segment` for elements ``[start, stop)`` of an array of this shape and type."""
+        return (stop - start) * np.dtype(dtype).itemsize
+
+    def accumulate(
+        self,
+        total: NDArray[np.float64],
+        segment: NDArray[np.uint8],
+        shape: tuple[int, ...],
+        dtype: DTypeLike,
+        start: int,
+        stop: int,
+        weight: float = 1.0,
+    ) -> None:
+        """Add ``weight`` times a received segment to `total`, in float64."""
+        values = segment.view(dtype)
+        for begin in range(0, values.size, PIECE):
+            piece = slice(begin, begin + PIECE)
+            total[piece] += np.multiply(values[piece], weight, dtype=np.float64)

@@ -1,0 +1,265 @@
+"""From a configuration file and flags to one checked `RunConfig`.
+
+The file is TOML with the tables ``[run]``, ``[workload]``, ``[algorithm]`` and ``[compressor]``; the last three have a
+``name``. A flag overrides the file; what neither gives comes from the workload's defaults, then from the dataclasses.
+Everything is checked before any data is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+
+from hpcfed import __version__, registry
+from hpcfed.capabilities import explain_missing
+from hpcfed.errors import ConfigError
+from hpcfed.options import option
+
+SECTIONS = ("workload", "algorithm", "compressor")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What every run has, whatever its workload and method."""
+
+    rounds: Annotated[int, Ge(1)] = option(100, "number of rounds")
+    seed: Annotated[int, Ge(0)] = option(0, "seed of all random numbers; the same seed gives the same bits")
+    out: str | None = option(None, "run folder to make  [default: runs/WORKLOAD-DATE-ID]", metavar="DIR")
+    record_every: Annotated[int, Ge(1)] = option(1, "write metrics every this many rounds")
+    checkpoint_every: str = option("300s", "rounds (20) or time (600s, 10m, 2h) between checkpoints; 0: only the last")
+    sum_order: Literal["client", "any"] = option(
+        "client", "client: the same bits on any number of ranks; any: one plain Allreduce a sum"
+    )
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients compute")
+
+    def __post_init__(self) -> None:
+        self.checkpoint_rule()
+
+    def checkpoint_rule(self) -> tuple[int, float]:
+        """Rounds and seconds between checkpoints, 0 for the one that does not apply.
+
+        Raises
+        ------
+        ConfigError
+            If ``checkpoint_every`` is neither a whole number nor a duration.
+        """
+        text = self.checkpoint_every.strip()
+        if text.isdigit():
+            return int(text), 0.0
+        match = _DURATION.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"--checkpoint-every {text!r}: give rounds, such as 20, or time, such as 600s, 10m or 2h")
+        return 0, float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A named workload, algorithm or compressor with its options filled in."""
+
+    name: str
+    options: Any
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run, complete: everything that its numbers depend on, and where they go."""
+
+    run: RunOptions
+    workload: Part
+    algorithm: Part
+    compressor: Part
+
+    def to_toml(self) -> str:
+        """The file that repeats this run (``hpcfed run FILE``), without the run folder: a repetition has its own."""
+        import tomli_w
+
+        tables: dict[str, Any] = {"hpcfed": __version__, "run": _plain(self.run)}
+        tables["run"].pop("out", None)
+        for section in SECTIONS:
+            part: Part = getattr(self, section)
+            tables[section] = {"name": part.name, **_plain(part.options)}
+        return tomli_w.dumps(tables)
+
+
+def assemble(given: Mapping[str, Any], file: Mapping[str, Any] | None = None, source: str = "") -> RunConfig:
+    """The configuration from flags and, if any, a parsed configuration file.
+
+    Parameters
+    ----------
+    given : flags by field name, without those the user left out. The names of the three parts are under
+        ``workload``, ``algorithm`` and ``compressor``.
+    file : tables of a configuration file.
+    source : the file's name, for messages.
+
+    Raises
+    ------
+    ConfigError
+        With one line that names the option, the value and the remedy.
+    """
+    tables = _checked_tables(file or {}, source)
+    rest = dict(given)
+    workload_name = rest.pop("workload", None) or tables["workload"].pop("name", None)
+    if workload_name is None:
+        raise ConfigError(f"{source}: the table [workload] needs a name: one of {', '.join(registry.WORKLOADS)}")
+    tables["workload"].pop("name", None)
+    workload_class = registry.load("workload", workload_name)
+    defaults = dict(workload_class.defaults)
+    names = {"workload": workload_name}
+    for section in ("algorithm", "compressor"):
+        in_file = tables[section].pop("name", None)
+        names[section] = rest.pop(section, None) or in_file or defaults.pop(section)
+        if in_file is not None and names[section] != in_file:
+            tables[section] = {}  # the file's options belong to the part that the flag replaced
+        defaults.pop(section, None)
+    classes = {section: registry.load(section, names[section]) for section in SECTIONS}
+    _refuse_misfit(names, classes)
+
+    parts: dict[str, Any] = {}
+    owners = {"run": RunOptions, **classes}
+    for section, owner in owners.items():
+        known = {field.name for field in dataclasses.fields(owner)}
+        values = {key: value for key, value in defaults.items() if key in known}
+        for key, value in tables[section].items():
+            if key not in known:
+                raise ConfigError(
+                    f"{source}: [{section}] {key} is not an option of {names.get(section, 'a run')}: {_have(known)}"
+                )
+            values[key] = coerce(owner, key, value, f"{source}: [{section}] {key} = {value!r}")
+        for key in known & rest.keys():
+            value = rest.pop(key)
+            values[key] = coerce(owner, key, value, f"--{key.replace('_', '-')} {value}")
+        parts[section] = owner(**values)
+    for key in rest:
+        raise ConfigError(
+            f"--{key.replace('_', '-')} is not an option of {names['workload']} with {names['algorithm']} and "
+            f"{names['compressor']}: see hpcfed {names['workload']} --help"
+        )
+    config = RunConfig(parts["run"], *(Part(names[section], parts[section]) for section in SECTIONS))
+    _refuse_contradictions(config)
+    return config
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a configuration file.
+
+    Raises
+    ------
+    ConfigError
+        If it is missing, unreadable or not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"configuration {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"configuration {path} is not valid TOML: {error}") from error
+
+
+def coerce(owner: type, name: str, value: Any, shown: str) -> Any:
+    """``value``, from a file or a command line, as the type of the owner's field.
+
+    Raises
+    ------
+    ConfigError
+        If it does not fit; ``shown`` says where it stood.
+    """
+    from pydantic import ValidationError
+
+    hint = hints(owner)[name]
+    if isinstance(value, str) and typing.get_origin(_bare(hint)) is tuple:
+        value = [piece.strip() for piece in value.split(",")]
+    try:
+        return _adapter(owner, name).validate_python(value)
+    except ValidationError as error:
+        details = error.errors()
+        reason = "; or ".join(dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details))
+        raise ConfigError(f"{shown}: {reason[0].lower()}{reason[1:]}") from None
+
+
+@cache
+def hints(owner: type) -> dict[str, Any]:
+    """The types of the owner's fields, bounds included."""
+    return typing.get_type_hints(owner, include_extras=True)
+
+
+@cache
+def _adapter(owner: type, name: str) -> Any:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(hints(owner)[name], config=ConfigDict(allow_inf_nan=False))
+
+
+def _bare(hint: Any) -> Any:
+    """The type without bounds and without ``| None``."""
+    if typing.get_origin(hint) is Annotated:
+        return _bare(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        inner = [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
+        return _bare(inner[0]) if len(inner) == 1 else hint
+    return hint
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    """The options as TOML values; None, which TOML lacks, is left out and is every such field's default."""
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return {
+        key: list(value) if isinstance(value, tuple) else os.fspath(value) if isinstance(value, Path) else value
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _checked_tables(file: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
+    known = ("run", *SECTIONS)
+    for key, value in file.items():
+        if key == "hpcfed":
+            continue
+        if key not in known or not isinstance(value, Mapping):
+            raise ConfigError(f"{source}: {key} is not a table of a run: {_have(known)}")
+    return {section: dict(file.get(section, {})) for section in known}
+
+
+def _refuse_misfit(names: Mapping[str, str], classes: Mapping[str, Any]) -> None:
+    misfit = explain_missing(
+        names["algorithm"], classes["algorithm"].needs, names["workload"], classes["workload"].offers
+    )
+    if misfit is not None:
+        algorithms = ", ".join(registry.fitting_algorithms(names["workload"])) or "none"
+        raise ConfigError(f"{misfit}. Algorithms that fit {names['workload']}: {algorithms}")
+
+
+def refuse_ranks(config: RunConfig, ranks: int) -> None:
+    """Refuse more ranks than clients: a rank may own several clients, but not none.
+
+    Raises
+    ------
+    ConfigError
+    """
+    clients = config.workload.options.clients
+    if ranks > clients:
+        raise ConfigError(f"{ranks} ranks for --clients {clients}: start at most {clients} ranks, or raise --clients")
+
+
+def _refuse_contradictions(config: RunConfig) -> None:
+    clients = config.workload.options.clients
+    participants = getattr(config.algorithm.options, "participants", None)
+    if participants is not None and participants > clients:
+        raise ConfigError(f"--participants {participants} exceeds --clients {clients}: sample at most all clients")
+
+
+def _have(names: Any) -> str:
+    return "there are " + ", ".join(sorted(names))

@@ -1,0 +1,101 @@
+"""Devices: which one a rank computes on, and the way of arrays between a device and the host.
+
+torch is loaded only where a device or a caller already uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcfed.errors import ConfigError
+
+# Of a GPU's free memory, the part that its ranks may share out; the rest is for MPI, contexts and fragmentation.
+USABLE_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a rank computes: ``"cpu"`` or ``"cuda:<index>"``, and the bytes of GPU memory that are its own."""
+
+    name: str = "cpu"
+    memory: int = 0
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name != "cpu"
+
+    @property
+    def index(self) -> int:
+        """The GPU's number on its node."""
+        return int(self.name.removeprefix("cuda:"))
+
+    def put(self, array: np.ndarray[Any, Any]) -> Any:
+        """A host array as what clients compute with here: itself on a CPU, a tensor on a GPU."""
+        return from_host(array, "torch", self) if self.is_gpu else array
+
+
+def choose(requested: str, local_rank: int, local_size: int) -> Device:
+    """The device of this rank: ranks of a node share its GPUs in turn, and a GPU's memory in equal parts.
+
+    Parameters
+    ----------
+    requested : ``auto`` (a GPU where ASTRA and torch both find one), ``cpu`` or ``cuda``.
+    local_rank, local_size : place of this rank among those of its node, and their number.
+
+    Raises
+    ------
+    ConfigError
+        If ``cuda`` is requested where there is none.
+    """
+    if requested == "cpu":
+        return Device()
+    import astra
+
+    # The order matters: torch costs two seconds and 200 MB to load, so it is asked only where ASTRA sees a GPU.
+    if astra.use_cuda():
+        try:
+            import torch
+        except ImportError:
+            torch = None
+        if torch is not None and torch.cuda.is_available():
+            count = torch.cuda.device_count()
+            index = local_rank % count
+            sharing = -(-(local_size - index) // count)
+            free, _ = torch.cuda.mem_get_info(index)
+            return Device(f"cuda:{index}", int(USABLE_SHARE * free / sharing))
+    if requested == "cuda":
+        raise ConfigError(
+            "--device cuda: no CUDA device that both ASTRA and torch can use; "
+            "run hpcfed doctor, install the extra 'hpcfed[torch]', or use --device cpu"
+        )
+    return Device()
+
+
+def backend(value: Any) -> str:
+    """``"torch"`` for tensors, ``"numpy"`` for everything else."""
+    return "torch" if hasattr(value, "detach") else "numpy"
+
+
+def host_type(value: Any) -> np.dtype[Any]:
+    """The NumPy type of an array or tensor."""
+    return np.dtype(str(value.dtype).removeprefix("torch."))
+
+
+def to_host(value: Any) -> np.ndarray[Any, Any]:
+    """The value as a C-contiguous NumPy array, without a copy where it is one already; whole numbers as float64."""
+    array = value.detach().cpu().numpy() if backend(value) == "torch" else np.asarray(value)
+    if array.dtype.kind in "iub":
+        array = array.astype(np.float64)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def from_host(array: np.ndarray[Any, Any], backend: str, device: Device) -> Any:
+    """A host array as an array of the backend on the device; a 0-d NumPy array as a number."""
+    if backend == "torch":
+        import torch
+
+        return torch.from_numpy(array).to(device.name)
+    return float(array) if array.ndim == 0 else array

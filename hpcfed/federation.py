@@ -1,0 +1,230 @@
+"""The federation: the only door between clients.
+
+A method speaks in its verbs (`Federation.map`, `mean`, `total`, `largest`) and never in ranks. Clients are owned by
+ranks in blocks of consecutive ids. Values that live with clients are `PerClient`; every other value is replicated:
+each rank computes it from replicated inputs, and there is no server rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from hpcfed import devices, exchange
+from hpcfed.communicator import Communicator, SerialCommunicator
+from hpcfed.ledger import Ledger
+from hpcfed.streams import Purpose, Streams
+
+T = TypeVar("T")
+
+
+class PerClient(Mapping[int, T], Generic[T]):
+    """Values that live with their clients: on each rank a mapping from the ids of its own clients, in id order."""
+
+    def __init__(self, values: Mapping[int, T]) -> None:
+        self._values = dict(sorted(values.items()))
+
+    def __getitem__(self, client: int) -> T:
+        return self._values[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def unzip(self, count: int) -> tuple[PerClient[Any], ...]:
+        """From values that are tuples of ``count`` things, that many `PerClient`.
+
+        The count is an argument because a rank whose clients sit the round out has no tuple to look at.
+        """
+        return tuple(PerClient({client: value[place] for client, value in self.items()}) for place in range(count))  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients, and what may pass between them.
+
+    Parameters
+    ----------
+    num_clients : number of clients, ids ``0 .. num_clients - 1``.
+    streams : the run's random numbers.
+    communicator : the ranks; serial by default.
+    compressor : applied to the messages that a method calls lossy, if any.
+    sum_order : ``"client"`` adds in client order, giving the same bits on any number of ranks; ``"any"`` makes each
+        sum one plain Allreduce.
+    weights : weights of the clients in weighted means, in id order; equal ones by default.
+    device : where this rank's clients compute.
+    """
+
+    num_clients: int
+    streams: Streams = field(default_factory=lambda: Streams(0))
+    communicator: Communicator = field(default_factory=SerialCommunicator)
+    compressor: Any = None
+    sum_order: str = "client"
+    weights: tuple[float, ...] | None = None
+    device: devices.Device = field(default_factory=devices.Device)
+    clients: PerClient[Any] = field(default_factory=lambda: PerClient({}))
+    ledger: Ledger = field(default_factory=Ledger)
+    round: int = 0
+    cohort: tuple[int, ...] = ()
+    _calls: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        if not self.cohort:
+            object.__setattr__(self, "cohort", tuple(range(self.num_clients)))
+
+    # -- who takes part ------------------------------------------------------------------------------------------
+
+    def at(self, round: int) -> Federation:
+        """This federation in another round; streams of different rounds are independent."""
+        return replace(self, round=round, cohort=(), _calls=itertools.count())
+
+    def sample(self, count: int | None) -> Federation:
+        """This round's cohort: ``count`` clients, uniformly without replacement, the same on every rank.
+
+        None stands for all clients.
+        """
+        if count is None or count == self.num_clients:
+            return self
+        stream = self.streams.generator(Purpose.COHORT, self.round, next(self._calls))
+        chosen = stream.choice(self.num_clients, size=count, replace=False)
+        return replace(self, cohort=tuple(sorted(chosen.tolist())))
+
+    def owner(self, client: int) -> int:
+        """The rank that a client lives on: blocks of consecutive ids, sizes differing by at most one."""
+        return ((client + 1) * self.communicator.size - 1) // self.num_clients
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The cohort's clients on this rank."""
+        return tuple(client for client in self.cohort if self.owner(client) == self.communicator.rank)
+
+    @property
+    def any_client(self) -> Any:
+        """One of this rank's clients, to ask for what all clients share."""
+        return next(iter(self.clients.values()))
+
+    # -- work at the clients -------------------------------------------------------------------------------------
+
+    def build(self, function: Callable[[int, np.random.Generator], Any]) -> Federation:
+        """This federation with its clients made by ``function(id, rng)``, each on its own rank.
+
+        An error at any client is raised on every rank, the one with the lowest id if there are several.
+        """
+        made: dict[int, Any] = {}
+        failure: tuple[int, BaseException] | None = None
+        for client in self.local:
+            try:
+                made[client] = function(client, self.streams.generator(Purpose.DATA, client=client))
+            except Exception as error:
+                error.add_note(f"client {client}, while its data were built")
+                failure = (client, error)
+                break
+        failures = [reported for reported in self.communicator.gather(failure) if reported is not None]
+        if failures:
+            raise _everywhere(min(failures, key=lambda reported: reported[0])[1])
+        return replace(self, clients=PerClient(made))
+
+    def map(self, function: Callable[..., T], *args: Any) -> PerClient[T]:
+        """``function(client, rng, *args)`` for the cohort's clients, one after another in id order.
+
+        An argument that is a `PerClient` is replaced by the client's own value. ``rng`` is the client's stream of
+        this round and call.
+        """
+        call = next(self._calls)
+        results: dict[int, T] = {}
+        with self.ledger.clock("compute"):
+            for client in self.local:
+                rng = self.streams.generator(Purpose.CLIENT, self.round, call, client)
+                own = [arg[client] if isinstance(arg, PerClient) else arg for arg in args]
+                try:
+                    results[client] = function(self.clients[client], rng, *own)
+                except Exception as error:
+                    error.add_note(f"client {client}, round {self.round}")
+                    raise
+        return PerClient(results)
+
+    # -- between clients -----------------------------------------------------------------------------------------
+
+    def mean(self, values: PerClient[Any], *, lossy: bool = False, weighted: bool = False) -> Any:
+        """The mean over the cohort of arrays of one shape (or of numbers), on every rank.
+
+        Parameters
+        ----------
+        values : one array or number for each client of the cohort.
+        lossy : the run's compressor may touch these messages.
+        weighted : weight the clients by ``weights``, normalised over the cohort, instead of equally.
+        """
+        weights = [self.weights[client] for client in self.cohort] if weighted and self.weights else None
+        divisor = float(len(self.cohort)) if weights is None else float(np.sum(weights))
+        return self._combine(values, weights, divisor, lossy)
+
+    def total(self, values: PerClient[Any]) -> Any:
+        """The sum over the cohort of arrays of one shape (or of numbers), on every rank."""
+        return self._combine(values, None, 1.0, lossy=False)
+
+    def _combine(self, values: PerClient[Any], weights: Sequence[float] | None, divisor: float, lossy: bool) -> Any:
+        call = next(self._calls)
+        with self.ledger.clock("exchange"):
+            hosted = {client: devices.to_host(value) for client, value in values.items()}
+            # A rank whose clients sit the round out cannot know what is being sent: the first participant tells it.
+            first = self.cohort[0]
+            form = None
+            if first in values:
+                form = (hosted[first].shape, hosted[first].dtype, devices.backend(values[first]))
+            shape, dtype, backend = self.communicator.broadcast(form, self.owner(first))
+        parcel = exchange.Parcel(
+            communicator=self.communicator,
+            cohort=self.cohort,
+            owners=tuple(self.owner(client) for client in self.cohort),
+            rng=lambda client: self.streams.generator(Purpose.COMPRESSION, self.round, call, client),
+            weights=weights,
+            divisor=divisor,
+            ledger=self.ledger,
+        )
+        compressor = self.compressor if lossy else None
+        with self.ledger.clock("exchange"):
+            result = exchange.combine(parcel, hosted, shape, dtype, compressor, self.sum_order)
+        return devices.from_host(result, backend, self.device)
+
+    def largest(self, values: PerClient[Any]) -> Any:
+        """The elementwise maximum over the cohort of arrays of one shape (or of numbers), on every rank."""
+        with self.ledger.clock("exchange"):
+            everyone = self.collect(values)
+        return np.max(np.stack(everyone), axis=0) if np.ndim(everyone[0]) else max(everyone)
+
+    def collect(self, values: PerClient[T]) -> list[T]:
+        """The cohort's small picklable values, in id order, on every rank: for diagnostics, never for models."""
+        with self.ledger.clock("exchange"):
+            gathered = self.communicator.gather(dict(values))
+        merged = {client: value for part in gathered for client, value in part.items()}
+        return [merged[client] for client in self.cohort]
+
+    def once(self, function: Callable[[], T]) -> T:
+        """``function()`` called on one rank, its result (an array or anything picklable) on every rank.
+
+        An error that it raises is raised on every rank.
+        """
+        result: Any = None
+        failure: BaseException | None = None
+        if self.communicator.rank == 0:
+            try:
+                result = function()
+            except Exception as error:
+                failure = error
+        is_array, failure = self.communicator.broadcast((isinstance(result, np.ndarray), failure))
+        if failure is not None:
+            raise _everywhere(failure)
+        if is_array:
+            return self.communicator.broadcast_array(result)  # type: ignore[return-value]
+        return self.communicator.broadcast(result)  # type: ignore[no-any-return]
+
+
+def _everywhere(error: BaseException) -> BaseException:
+    error.everywhere = True  # type: ignore[attr-defined]
+    return error

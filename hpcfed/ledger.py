@@ -1,0 +1,59 @@
+"""What a run has cost so far: seconds by kind of work, bytes and bits sent."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+TRAFFIC = ("wire_bytes_up", "wire_bytes_down", "paper_bits_up", "paper_bits_down")
+
+
+@dataclass
+class Ledger:
+    """Cumulative cost of a run, seen from this rank.
+
+    Attributes
+    ----------
+    seconds : wall-clock seconds by kind: ``compute`` (client work), ``exchange`` (waiting for others included),
+        ``metrics``, ``checkpoint``. What is left of the run's time is ``other``.
+    traffic : ``wire_bytes_up``, bytes that clients handed over for averaging, headers included, whether or not the
+        receiver lives on the same rank; ``wire_bytes_down``, bytes of averages delivered to ranks; ``paper_bits_up``
+        and ``paper_bits_down``, what the papers count for a star: each participant's message once (Elias-coded if
+        quantized, 32 bits a real otherwise), each average broadcast once at 32 bits a real. Sums over all clients.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("compute", "exchange"), 0.0))
+    traffic: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRAFFIC, 0))
+    counting: bool = True
+    _running: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def clock(self, kind: str) -> Iterator[None]:
+        """Charge the block's time to ``kind``; inside another clock's block the outer kind is charged alone."""
+        if self._running:
+            yield
+            return
+        self._running.append(kind)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[kind] = self.seconds.get(kind, 0.0) + time.perf_counter() - start
+            self._running.pop()
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Messages inside the block are measurements, not part of the method: they are not counted."""
+        before, self.counting = self.counting, False
+        try:
+            yield
+        finally:
+            self.counting = before
+
+    def send(self, **amounts: int) -> None:
+        """Add to the traffic."""
+        if self.counting:
+            for name, amount in amounts.items():
+                self.traffic[name] += amount

@@ -1,0 +1,63 @@
+"""What there is: three tables from a name to ``"module:Class"``. Nothing is imported before it is used.
+
+A name with a colon is a class of the user's own: ``--algorithm my_methods:HeavyBall`` imports ``my_methods`` from the
+current folder or the Python path.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hpcfed.capabilities import explain_missing
+from hpcfed.errors import ConfigError
+
+ALGORITHMS = {
+    "fpdfp": "hpcfed.algorithms.fpdfp:Fpdfp",
+}
+
+WORKLOADS = {
+    "ct": "hpcfed.workloads.ct:Ct",
+}
+
+COMPRESSORS = {
+    "qsgd": "hpcfed.compressors.qsgd:Qsgd",
+    "grid": "hpcfed.compressors.grid:Grid",
+}
+
+_TABLES = {"algorithm": ALGORITHMS, "workload": WORKLOADS, "compressor": COMPRESSORS}
+
+
+def load(kind: str, name: str) -> Any:
+    """The class of this name; ``kind`` is ``algorithm``, ``workload`` or ``compressor``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such name, with the names that exist.
+    """
+    table = _TABLES[kind]
+    target = name if ":" in name else table.get(name)
+    if target is None:
+        raise ConfigError(f"{kind} {name!r} is unknown: use one of {', '.join(table)}, or module:Class for your own")
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{kind} {name!r} cannot be loaded: {error}") from error
+
+
+def fitting_algorithms(workload: str) -> list[str]:
+    """The names of the algorithms whose needs the workload's clients meet."""
+    offers = load("workload", workload).offers
+    return [
+        name for name in ALGORITHMS if explain_missing(name, load("algorithm", name).needs, workload, offers) is None
+    ]
+
+
+def fitting_workloads(algorithm: str) -> list[str]:
+    """The names of the workloads whose clients meet the algorithm's needs."""
+    needs = load("algorithm", algorithm).needs
+    return [
+        name for name in WORKLOADS if explain_missing(algorithm, needs, name, load("workload", name).offers) is None
+    ]

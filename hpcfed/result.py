@@ -1,0 +1,95 @@
+"""``result.h5``: the solution and all that is needed to trust it. It is written last and marks a finished run."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import os
+import platform
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+
+from hpcfed import __version__, devices
+from hpcfed.errors import DataError
+from hpcfed.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hpcfed.runner import Run
+
+PACKAGES = ("numpy", "scipy", "h5py", "mpi4py", "numba", "astra-toolbox", "torch")
+
+
+def write(folder: RunFolder, run: Run, problem: Any, algorithm: Any, state: Any, ranks: int) -> None:
+    """Write the solution, the algorithm's other outputs, the history and the provenance, all or nothing."""
+    temporary = folder.result.with_suffix(".tmp")
+    solution = algorithm.solution(state)
+    config = run.config
+    with h5py.File(str(temporary), "w") as file:
+        file.attrs.update(
+            workload=config.workload.name,
+            algorithm=config.algorithm.name,
+            clients=config.workload.options.clients,
+            ranks=ranks,
+            rounds=config.run.rounds,
+            digest=digest(solution),
+            config=config.to_toml(),
+        )
+        for name, (array, attributes) in problem.results(solution).items():
+            dataset = file.create_dataset(name, data=devices.to_host(array))
+            dataset.attrs.update(attributes)
+        for name, array in algorithm.outputs(state).items():
+            file.create_dataset(name, data=devices.to_host(array))
+        _write_history(file.create_group("history"), folder)
+        file.create_group("provenance").attrs.update(
+            command=run.command,
+            hpcfed=__version__,
+            python=platform.python_version(),
+            platform=platform.platform(),
+            host=socket.gethostname(),
+            date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            **{package: _version(package) for package in PACKAGES},
+        )
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())
+    os.replace(temporary, folder.result)
+
+
+def digest(solution: Any) -> str:
+    """SHA-256 of the solution's bytes."""
+    return hashlib.sha256(devices.to_host(solution).data).hexdigest()
+
+
+def read_attributes(path: Path) -> dict[str, Any]:
+    """What a finished run says of itself: workload, algorithm, clients, ranks, rounds, digest.
+
+    Raises
+    ------
+    DataError
+        If the file is not one of ours or is damaged.
+    """
+    try:
+        with h5py.File(str(path), "r") as file:
+            return {name: value.item() if hasattr(value, "item") else value for name, value in file.attrs.items()}
+    except OSError as error:
+        raise DataError(f"result {path} cannot be read: {error}") from error
+
+
+def _write_history(group: Any, folder: RunFolder) -> None:
+    records = folder.history()
+    for name in {key: None for record in records for key in record if key != "seconds"}:
+        group.create_dataset(name, data=np.array([record.get(name, np.nan) for record in records]))
+    for name in records[0]["seconds"] if records else ():
+        values = [record["seconds"].get(name, 0.0) for record in records]
+        group.create_dataset(f"seconds/{name}", data=np.array(values))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

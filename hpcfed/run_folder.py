@@ -1,0 +1,111 @@
+"""The run folder: where everything about a run lies.
+
+::
+
+    config.toml     the complete configuration; hpcfed run DIR/config.toml repeats the run
+    metrics.jsonl   one line a recorded round
+    checkpoints/    the last two checkpoints
+    result.h5       solution, history, provenance; written last: the mark of a finished run
+    *.png           pictures
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run folder, and what can be read from it at any time."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.h5"
+
+    @property
+    def finished(self) -> bool:
+        return self.result.exists()
+
+    def history(self) -> list[dict[str, Any]]:
+        """The recorded rounds. A last line that a killed run left half-written is passed over."""
+        try:
+            lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        records = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                if number == len(lines):
+                    break
+                raise DataError(f"{self.metrics}, line {number} is not JSON: {error.msg}") from error
+        return records
+
+    def keep_history(self, last_round: int) -> None:
+        """Drop the records after a round: a run that resumes there writes them again."""
+        kept = [record for record in self.history() if record["round"] <= last_round]
+        temporary = self.metrics.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        os.replace(temporary, self.metrics)
+
+
+def create(requested: str | None, workload: str) -> RunFolder:
+    """Make a new run folder, ``runs/WORKLOAD-DATE-ID`` unless another is requested.
+
+    Raises
+    ------
+    ConfigError
+        If it holds something already or cannot be written.
+    """
+    if requested is None:
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        requested = f"runs/{workload.replace(':', '.')}-{stamp}-{secrets.token_hex(2)}"
+    path = Path(requested)
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(
+                f"--out {path} exists already: choose another folder, or continue with hpcfed resume {path}"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "checkpoints").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror}") from error
+    return RunFolder(path)
+
+
+def open_existing(name: str | os.PathLike[str]) -> RunFolder:
+    """The run folder at this path.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    folder = RunFolder(Path(name))
+    if not folder.config.is_file():
+        reason = "has no config.toml" if folder.path.is_dir() else "does not exist"
+        raise ConfigError(f"run folder {folder.path} {reason}: name a folder that hpcfed made")
+    return folder

@@ -1,0 +1,88 @@
+"""Runs in words: what ``hpcfed show`` and ``hpcfed list`` print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpcfed import config, registry, result
+from hpcfed.recorder import clock
+from hpcfed.run_folder import RunFolder
+
+CLOSING = ("objective", "psnr", "ssim", "test_accuracy")
+
+
+def facts(folder: RunFolder) -> dict[str, Any]:
+    """What a run is and how far it has come.
+
+    Keys: ``workload, algorithm, clients, ranks, rounds`` (done), ``digest`` (SHA-256 of the solution's bytes),
+    ``finished``, ``metrics`` (the last record) and ``seconds`` by kind. ``ranks`` and ``digest`` are None until the
+    run is finished.
+    """
+    configuration = config.read_toml(folder.config)
+    history = folder.history()
+    last = dict(history[-1]) if history else {}
+    attributes = result.read_attributes(folder.result) if folder.finished else {}
+    return {
+        "workload": configuration["workload"]["name"],
+        "algorithm": configuration["algorithm"]["name"],
+        "clients": configuration["workload"]["clients"],
+        "ranks": attributes.get("ranks"),
+        "rounds": last.get("round", 0),
+        "digest": attributes.get("digest"),
+        "finished": folder.finished,
+        "seconds": last.pop("seconds", {}),
+        "metrics": {name: value for name, value in last.items() if name != "round"},
+    }
+
+
+def table(facts: Mapping[str, Any]) -> str:
+    """The facts for a reader."""
+    rows = [(name, facts[name]) for name in ("workload", "algorithm", "clients", "ranks", "rounds", "digest")]
+    rows.append(("finished", "yes" if facts["finished"] else "no"))
+    rows += [(name, f"{value:.6g}" if isinstance(value, float) else value) for name, value in facts["metrics"].items()]
+    total = facts["seconds"].get("total", 0.0)
+    for name, value in facts["seconds"].items():
+        share = f"  {value / total:4.0%}" if total and name != "total" else f"  {clock(value)}"
+        rows.append((f"{name} seconds", f"{value:.2f}{share}"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.replace('_', ' '):{width}}  {'-' if value is None else value}" for name, value in rows)
+
+
+def closing(folder: RunFolder) -> str:
+    """The last words of a run: its numbers, its pictures, its folder."""
+    known = facts(folder)
+    metrics = known["metrics"]
+    ranks = f"{known['ranks']} rank{'s' if known['ranks'] != 1 else ''}"
+    lines = [
+        f"{known['workload']} by {known['algorithm']}: {known['rounds']} rounds, {known['clients']} clients on {ranks}",
+        f"took {clock(known['seconds'].get('total', 0.0))}",
+        "  ".join(f"{name} {metrics[name]:.6g}" for name in CLOSING if name in metrics),
+        f"digest {known['digest']}",
+        *(f"picture {picture}" for picture in sorted(folder.path.glob("*.png"))),
+        f"run folder {folder.path}",
+    ]
+    return "\n".join(lines)
+
+
+def catalogue() -> str:
+    """All algorithms, workloads and compressors, and which fit together."""
+    lines = ["Workloads"]
+    lines += [
+        f"  {name:12} {_first_sentence(registry.load('workload', name))}\n"
+        f"  {'':12} algorithms: {', '.join(registry.fitting_algorithms(name)) or 'none'}"
+        for name in registry.WORKLOADS
+    ]
+    lines.append("Algorithms")
+    lines += [
+        f"  {name:12} {_first_sentence(registry.load('algorithm', name))}\n"
+        f"  {'':12} workloads: {', '.join(registry.fitting_workloads(name)) or 'none'}"
+        for name in registry.ALGORITHMS
+    ]
+    lines.append("Compressors (all fit every algorithm that has lossy messages)")
+    lines += [f"  {name:12} {_first_sentence(registry.load('compressor', name))}" for name in registry.COMPRESSORS]
+    return "\n".join(lines)
+
+
+def _first_sentence(owner: type) -> str:
+    return " ".join((owner.__doc__ or "").split("\n\n")[0].split())
