@@ -180,6 +180,8 @@ def coerce(owner: type, name: str, value: Any, shown: str) -> Any:
     from pydantic import ValidationError
 
     hint = hints(owner)[name]
+    if _bare(hint) is str and type(value) in (int, float):
+        value = str(value)  # block = 512 or step = 0.1 in a file
     if isinstance(value, str) and typing.get_origin(_bare(hint)) is tuple:
         value = [piece.strip() for piece in value.split(",")]
     try:

@@ -5,6 +5,7 @@ torch is loaded only where a device or a caller already uses it.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,8 @@ def choose(requested: str, local_rank: int, local_size: int) -> Device:
     """
     if requested == "cpu":
         return Device()
-    import astra
-
-    # The order matters: torch costs two seconds and 200 MB to load, so it is asked only where ASTRA sees a GPU.
-    if astra.use_cuda():
+    # From cheap to dear: is there a driver, can ASTRA use it, and only then torch, which takes seconds to load.
+    if has_cuda_driver() and _astra_sees_gpu():
         try:
             import torch
         except ImportError:
@@ -72,6 +71,23 @@ def choose(requested: str, local_rank: int, local_size: int) -> Device:
             "run hpcfed doctor, install the extra 'hpcfed[torch]', or use --device cpu"
         )
     return Device()
+
+
+def has_cuda_driver() -> bool:
+    """Whether NVIDIA's driver library can be loaded."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _astra_sees_gpu() -> bool:
+    try:
+        import astra
+    except ImportError:
+        return False
+    return bool(astra.use_cuda())
 
 
 def backend(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The Lipschitz constant of a federated gradient, by power iteration."""
+"""The Lipschitz constant of a federated gradient, by power iteration, and step sizes that are given by it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcfed import devices
 from hpcfed.capabilities import Array
+from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
 from hpcfed.streams import Purpose
 
@@ -50,6 +51,35 @@ def lipschitz_constant(
         if each:
             return float(fed.largest(fed.map(lambda client, rng: iterate(client.curvature))))
         return iterate(lambda d: fed.mean(fed.map(lambda client, rng: client.curvature(d))))
+
+
+def check_step(text: str) -> tuple[float, bool]:
+    """A ``step`` option as a factor and whether it is to be divided by L: ``0.1``, ``1.9/L`` or ``auto`` = ``1/L``.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these or not positive.
+    """
+    number, slash, over = ("1/L" if text == "auto" else text).partition("/")
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < float("inf") or (slash and over != "L"):
+        raise ConfigError(f"--step {text}: give a positive number, one over L such as 1.9/L, or auto")
+    return factor, bool(slash)
+
+
+def step_size(text: str, fed: Federation, like: Array, *, each: bool = False) -> float:
+    """The step size that a ``step`` option stands for; the other parameters are those of `lipschitz_constant`."""
+    factor, relative = check_step(text)
+    if not relative:
+        return factor
+    constant = lipschitz_constant(fed, like, each=each)
+    if constant == 0.0:
+        raise ConfigError(f"--step {text}: L is 0, the gradient is constant: give --step a number").on_all_ranks()
+    return factor / constant
 
 
 def norm(x: Array) -> float:

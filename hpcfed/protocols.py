@@ -35,6 +35,22 @@ class Algorithm(Protocol):
         """What else belongs in ``result.h5``, such as dual variables."""
 
 
+class Compressor(Protocol):
+    """What may be done to a lossy message: a frozen dataclass with the field ``quantize`` (0 switches it off).
+
+    Attributes
+    ----------
+    kind : ``"ordered"`` for messages that are decoded and added in client order (`hpcfed.compressors.qsgd` has the
+        methods: ``encode``, ``segment_bytes``, ``accumulate``), ``"integer"`` for levels on a common grid that are
+        summed as integers (`hpcfed.compressors.grid`: ``scales``, ``level_type``, ``encode``, ``decode``).
+    compiled : modules with compiled kernels, imported on one rank of a node before the others.
+    """
+
+    kind: ClassVar[str]
+    compiled: ClassVar[tuple[str, ...]]
+    quantize: int
+
+
 class Problem(Protocol):
     """A workload with its data in place.
 

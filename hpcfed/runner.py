@@ -64,7 +64,7 @@ class _Execution:
         algorithm, workload = config.algorithm.options, config.workload.options
         fed = self._federation()
         with self.communicator.first_on_node():
-            for module in workload.compiled:
+            for module in (*workload.compiled, *getattr(fed.compressor, "compiled", ())):
                 importlib.import_module(module)
         problem = workload.build(fed)
         fed = problem.fed

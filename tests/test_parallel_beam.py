@@ -176,7 +176,7 @@ def test_a_number_that_is_none_stays_visible(rng):
     assert np.isnan(projector.misfit(x, noise(rng, 2, 12, 2)))
 
 
-@pytest.mark.parametrize(("window", "tolerance"), [("ramp", 0.02), ("hann", 0.05)])
+@pytest.mark.parametrize(("window", "tolerance"), [("ramp", 0.01), ("hann", 0.02)])
 def test_filtered_backprojection_restores_a_smooth_object(window, tolerance):
     shape, columns, axis = (64, 72, 3), 121, 57.5
     angles = np.linspace(0, np.pi, 120, endpoint=False) + 0.2
@@ -189,7 +189,7 @@ def test_filtered_backprojection_restores_a_smooth_object(window, tolerance):
     # The level far from the edges of a wide flat object has no bias.
     disc = np.repeat((x**2 + y**2 < 28**2)[:, :, None], 3, axis=2).astype(np.float32)
     found = projector.filtered_backprojection(projector.forward(disc), window)
-    assert found[24:40, 28:44].mean() == pytest.approx(1, abs=0.01)
+    assert found[24:40, 28:44].mean() == pytest.approx(1, abs=0.003)
 
 
 def test_ramp_is_a_ramp():
@@ -220,9 +220,9 @@ def test_says_what_is_wrong(rng):
 
 
 def test_memory_does_not_grow_with_the_views():
-    few, many = (ParallelBeam((64, 64, 64), np.linspace(0, 3, n), 96) for n in (30, 3000))
-    assert many.nbytes - few.nbytes == 3 * 8 * 2970
-    assert (few.num_views, few.num_columns, few.shape) == (30, 96, (64, 64, 64))
+    few, many = (ParallelBeam((64, 64, 64), np.linspace(0, 3, n), 96) for n in (300, 3000))
+    assert many.nbytes - few.nbytes < 100 * 2700
+    assert (few.num_views, few.num_columns, few.shape) == (300, 96, (64, 64, 64))
 
 
 @pytest.mark.skipif(astra.use_cuda(), reason="this machine has a GPU")

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt
 from hpcfed.capabilities import Array, LinearComposite, Smooth
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
-from hpcfed.lipschitz import lipschitz_constant
+from hpcfed.lipschitz import check_step, step_size
 from hpcfed.options import option
 
 
@@ -51,8 +51,11 @@ class Fpdfp:
 
     participants: Annotated[int, Ge(1)] | None = option(None, "clients that take part in a round  [default: all]")
     batch: Annotated[int, Ge(1)] | None = option(None, "samples (views) in a local gradient  [default: all]")
-    step: Literal["auto"] | Annotated[float, Gt(0)] = option(
-        "auto", "step size gamma; auto: 1/L, L the gradient's Lipschitz constant (1/||A||^2 for CT)"
+    step: str = option(
+        "auto",
+        "step size gamma: a number, or one over L such as 1.9/L, L the gradient's Lipschitz constant (||A||^2 for CT), "
+        "which the clients estimate; auto: 1/L; it converges below 2/L",
+        metavar="auto|FLOAT|FLOAT/L",
     )
     step_decay: Annotated[float, Gt(0)] | None = option(
         None, "k0 in gamma_k = gamma / (1 + k/k0)  [default: constant step]", metavar="K0"
@@ -60,19 +63,19 @@ class Fpdfp:
     lam: Annotated[float, Gt(0)] = option(1 / 20, "dual step lambda, at most 1/rho_max(B B^T) (1/12 for 3D TV)")
     quantize_dual: Literal["value", "difference"] = option("value", "what --quantize rounds of the dual variable")
 
+    def __post_init__(self) -> None:
+        check_step(self.step)
+
     def init(self, fed: Federation, start: Array) -> FpdfpState:
         regularizer = fed.any_client.regularizer
         bound = regularizer.norm_bound
-        if self.lam > 1 / bound:
-            raise ConfigError(f"--lam {self.lam:.6g} exceeds 1/rho_max(B B^T) = {1 / bound:.6g}: choose at most that")
-        step = self.step
-        if step == "auto":
-            partial = self.participants is not None and self.participants < fed.num_clients
-            constant = lipschitz_constant(fed, start, each=partial)
-            if constant == 0.0:
-                raise ConfigError("--step auto: the gradient does not depend on x: give --step a number")
-            step = 1 / constant
-        return FpdfpState(start, 0 * regularizer.apply(start), float(step))
+        if self.lam * bound > 1:
+            raise ConfigError(
+                f"--lam {self.lam:.6g} exceeds 1/rho_max(B B^T) = {1 / bound:.6g}: choose at most that"
+            ).on_all_ranks()
+        partial = self.participants is not None and self.participants < fed.num_clients
+        step = step_size(self.step, fed, start, each=partial)
+        return FpdfpState(start, 0 * regularizer.apply(start), step)
 
     def round(self, state: FpdfpState, fed: Federation) -> FpdfpState:
         gamma = state.step if self.step_decay is None else state.step / (1 + (fed.round - 1) / self.step_decay)

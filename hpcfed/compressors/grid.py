@@ -29,6 +29,7 @@ class Grid:
     """Quantization to the largest magnitude of each block over all clients."""
 
     kind: ClassVar[str] = "integer"
+    compiled: ClassVar[tuple[str, ...]] = ("hpcfed.compressors.packing",)
 
     quantize: Annotated[int, Ge(0), Le(MAX_LEVELS)] = option(0, "s, number of levels; 0 switches quantization off")
     block: str = option("slice", "slice | all | INT elements per block: what shares one norm", metavar="BLOCK")

@@ -77,6 +77,7 @@ class Qsgd:
     """Quantization to the Euclidean norm of each block: each client has its own scales."""
 
     kind: ClassVar[str] = "ordered"
+    compiled: ClassVar[tuple[str, ...]] = ("hpcfed.compressors.packing", "hpcfed.compressors.elias")
 
     quantize: Annotated[int, Ge(0), Le(MAX_LEVELS)] = option(0, "s, number of levels; 0 switches quantization off")
     block: str = option("slice", "slice | all | INT elements per block: what shares one norm", metavar="BLOCK")

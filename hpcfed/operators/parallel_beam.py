@@ -47,7 +47,8 @@ class ParallelBeam:
     -----
     Volumes are float32 arrays (ny, nx, nz) and projections float32 arrays (views, columns, rows), both C-contiguous,
     so that the slices of a pixel or of a ray lie next to each other. Where a method takes ``views``, an array of local
-    view numbers, only those rows of ``A`` are used. ``out`` is overwritten and returned.
+    view numbers, only those rows of ``A`` are used. ``out`` is overwritten and returned; it must
+    not share memory with an input.
     """
 
     def __init__(
@@ -58,11 +59,12 @@ class ParallelBeam:
         self.num_columns = int(num_columns)
         self.axis = (self.num_columns - 1) / 2 if axis is None else float(axis)
         check_geometry(self.angles, self.num_columns, self.axis)
-        self._cosines, self._sines = np.cos(self.angles), np.sin(self.angles)
+        cosines, sines = np.cos(self.angles), np.sin(self.angles)
+        self._directions = np.stack([cosines, sines, np.maximum(np.abs(cosines), np.abs(sines))], axis=1)
         radius = np.hypot(self.shape[0] - 1, self.shape[1] - 1) / 2
         self._first = int(np.floor(self.axis - radius)) - 1
         self._offset = self.axis - self._first
-        self._num_rays = int(self._offset + radius) + 2
+        self._num_rays = int(self._offset + radius) + 3  # one to spare on either side, for rounding
 
     @property
     def num_views(self) -> int:
@@ -72,7 +74,7 @@ class ParallelBeam:
     @property
     def nbytes(self) -> int:
         """Bytes held by the projector itself, and scratch that a call needs for its duration."""
-        return 3 * self.angles.nbytes + self._scratch().nbytes
+        return self.angles.nbytes + self._directions.nbytes + self._scratch().nbytes
 
     def forward(
         self, volume: Volume, views: NDArray[np.integer] | None = None, out: Projections | None = None
@@ -80,10 +82,10 @@ class ParallelBeam:
         """``A x``, the line integrals, of shape (views, columns, rows)."""
         from hpcfed.operators import parallel_beam_kernels as kernels
 
-        cosines, sines = self._directions(views)
-        out = output(out, (cosines.size, self.num_columns, self.shape[2]), "projections")
         check_array(volume, self.shape, "volume")
-        kernels.forward(volume, cosines, sines, self._offset, self._first, out, self._scratch())
+        directions = self._select(views)
+        out = output(out, (len(directions), self.num_columns, self.shape[2]), "projections")
+        kernels.forward(volume, directions, self._offset, self._first, out, self._scratch())
         return out
 
     def adjoint(
@@ -92,7 +94,7 @@ class ParallelBeam:
         """``A^T p``; ``projections`` holds the given views only, in their order."""
         out = output(out, self.shape, "volume")
         out.fill(0)
-        self._add_adjoint(projections, views, out)
+        self._add_adjoint(projections, self._select(views), out)
         return out
 
     def gradient(
@@ -122,37 +124,35 @@ class ParallelBeam:
 
         check_array(volume, self.shape, "volume")
         check_array(projections, (self.num_views, self.num_columns, self.shape[2]), "projections")
-        return float(
-            kernels.misfit(
-                volume, projections, self._cosines, self._sines, self._offset, self._first, self._scratch()
-            )
-        )
+        return float(kernels.misfit(volume, projections, self._directions, self._offset, self._first, self._scratch()))
 
     def filtered_backprojection(self, projections: Projections, window: Literal["hann", "ramp"] = "hann") -> Volume:
-        """``(pi / num_views) A^T F p``: the whole volume as these views alone show it.
+        """``(pi / num_views) sum over the views of their filtered rows, spread back along the rays``.
 
-        ``F`` filters every detector row by `ramp_response`. The scale is right where the views spread evenly enough
-        over 180 degrees; a client with few views sees streaks, but no bias that another client would not see.
+        That is the whole volume as these views alone show it. `ramp_response` filters the rows; spreading interpolates
+        them linearly between columns, `adjoint`'s weights without the ripple that these have at oblique angles. The
+        scale is right where the views spread evenly enough over 180 degrees; few views leave streaks, but no bias.
         """
         check_array(projections, (self.num_views, self.num_columns, self.shape[2]), "projections")
         length = scipy.fft.next_fast_len(2 * self.num_columns, real=True)
-        response = (np.pi / self.num_views) * ramp_response(length, window)[None, :, None]
+        response = (np.pi / self.num_views) * ramp_response(length, window)[:, None]
+        interpolating = self._directions.copy()
+        interpolating[:, 2] = 1
         volume = np.zeros(self.shape, dtype=np.float32)
         block = self._block()
         for begin in range(0, self.num_views, block):
-            views = np.arange(begin, min(begin + block, self.num_views))
+            views = slice(begin, begin + block)
             spectrum = scipy.fft.rfft(projections[views], n=length, axis=1)
             spectrum *= response
             filtered = scipy.fft.irfft(spectrum, n=length, axis=1, overwrite_x=True)[:, : self.num_columns]
-            self._add_adjoint(np.ascontiguousarray(filtered), views, volume)
+            self._add_adjoint(np.ascontiguousarray(filtered), interpolating[views], volume)
         return volume
 
-    def _add_adjoint(self, projections: Projections, views: NDArray[np.integer] | None, volume: Volume) -> None:
+    def _add_adjoint(self, projections: Projections, directions: NDArray[np.float64], volume: Volume) -> None:
         from hpcfed.operators import parallel_beam_kernels as kernels
 
-        cosines, sines = self._directions(views)
-        check_array(projections, (cosines.size, self.num_columns, self.shape[2]), "projections")
-        kernels.adjoint(projections, cosines, sines, self._offset, self._first, volume, self._scratch())
+        check_array(projections, (len(directions), self.num_columns, self.shape[2]), "projections")
+        kernels.adjoint(projections, directions, self._offset, self._first, volume, self._scratch())
 
     def _residual_adjoint(
         self,
@@ -166,18 +166,14 @@ class ParallelBeam:
         from hpcfed.operators import parallel_beam_kernels as kernels
 
         check_array(volume, self.shape, "volume")
-        cosines, sines = self._directions(views)
         out = output(out, self.shape, "volume")
         out.fill(0)
-        kernels.gradient(
-            volume, projections, rows, cosines, sines, self._offset, self._first, scale, out, self._scratch()
-        )
+        directions, scratch = self._select(views), self._scratch()
+        kernels.gradient(volume, projections, rows, directions, self._offset, self._first, scale, out, scratch)
         return out
 
-    def _directions(self, views: NDArray[np.integer] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        if views is None:
-            return self._cosines, self._sines
-        return self._cosines[views], self._sines[views]
+    def _select(self, views: NDArray[np.integer] | None) -> NDArray[np.float64]:
+        return self._directions if views is None else self._directions[views]
 
     def _block(self) -> int:
         """Views swept together, so that their shadows fit `SCRATCH_BYTES`."""
@@ -191,8 +187,8 @@ def ramp_response(length: int, window: Literal["hann", "ramp"] = "hann") -> NDAr
     """Frequency response of the filter of filtered backprojection, at the ``length // 2 + 1`` points of a real FFT.
 
     The ramp |f| cut off at half a cycle per pixel is sampled where it has its finite support, in space: 1/4 at 0,
-    ``-1/(pi n)^2`` at odd n, 0 at even n (Kak and Slaney, Principles of Computerized Tomographic Imaging, 1988, eq. 61
-    of chapter 3). Sampling it in frequency instead would lose the mean. ``hann`` multiplies it by
+    ``-1/(pi n)^2`` at odd n, 0 at even n (Kak and Slaney, Principles of Computerized Tomographic Imaging, 1988,
+    chapter 3). Sampling it in frequency instead would lose the mean. ``hann`` multiplies it by
     ``(1 + cos(2 pi f)) / 2``, which trades resolution for noise.
     """
     if window not in ("hann", "ramp"):

@@ -10,6 +10,9 @@ Three things make the loops fast. All slices of a pixel share one pair of weight
 A block of views is swept over one image row at a time, so that the row and the block's rays stay in the cache. And
 rays go to a *shadow*: an array with a place for every ray that meets the image, on the detector or not, which spares
 the inner loops every test. Shadows are (views, rays, slices); ray ``r`` of a shadow is detector column ``r + first``.
+
+``directions`` holds a row (cos, sin, m) for each view. ``m = 1`` turns Joseph's weights into plain interpolation of a
+view between its columns, as filtered backprojection wants it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 from numba import njit, types
 
 _volume = types.Array(types.float32, 3, "C", readonly=True)
-_vector = types.Array(types.float64, 1, "C", readonly=True)
+_directions = types.Array(types.float64, 2, "C", readonly=True)
 _indices = types.Array(types.int64, 1, "C", readonly=True)
 _output = types.float32[:, :, ::1]
 
@@ -26,15 +29,14 @@ _output = types.float32[:, :, ::1]
 _compile = {"cache": True, "error_model": "numpy", "fastmath": {"contract"}, "nogil": True}
 
 
-@njit(types.void(_volume, _vector, _vector, types.float64, types.int64, _output), **_compile)
-def _cast(volume, cosines, sines, offset, z, shadow):  # type: ignore[no-untyped-def]
+@njit(types.void(_volume, _directions, types.float64, types.int64, _output), **_compile)
+def _cast(volume, directions, offset, z, shadow):  # type: ignore[no-untyped-def]
     """Add the line integrals of the slices from ``z`` on to the shadow; ``offset`` is the ray through the axis."""
     ny, nx, nz = volume.shape
     depth = min(shadow.shape[2], nz - z)
     for i in range(ny):
-        for view in range(cosines.size):
-            cosine, sine = cosines[view], sines[view]
-            width = max(abs(cosine), abs(sine))
+        for view in range(directions.shape[0]):
+            cosine, sine, width = directions[view, 0], directions[view, 1], directions[view, 2]
             scale = 1.0 / (width * width)
             start = offset + ((ny - 1) * 0.5 - i) * sine - (nx - 1) * 0.5 * cosine
             for k in range(nx):
@@ -50,15 +52,14 @@ def _cast(volume, cosines, sines, offset, z, shadow):  # type: ignore[no-untyped
                     there[h] += next_weight * pixel[h]
 
 
-@njit(types.void(_volume, _vector, _vector, types.float64, types.int64, _output), **_compile)
-def _spread(shadow, cosines, sines, offset, z, volume):  # type: ignore[no-untyped-def]
+@njit(types.void(_volume, _directions, types.float64, types.int64, _output), **_compile)
+def _spread(shadow, directions, offset, z, volume):  # type: ignore[no-untyped-def]
     """Add the transpose of `_cast` applied to a shadow to the slices from ``z`` on."""
     ny, nx, nz = volume.shape
     depth = min(shadow.shape[2], nz - z)
     for i in range(ny):
-        for view in range(cosines.size):
-            cosine, sine = cosines[view], sines[view]
-            width = max(abs(cosine), abs(sine))
+        for view in range(directions.shape[0]):
+            cosine, sine, width = directions[view, 0], directions[view, 1], directions[view, 2]
             scale = 1.0 / (width * width)
             start = offset + ((ny - 1) * 0.5 - i) * sine - (nx - 1) * 0.5 * cosine
             for k in range(nx):
@@ -72,8 +73,8 @@ def _spread(shadow, cosines, sines, offset, z, volume):  # type: ignore[no-untyp
                     pixel[h] += weight * here[h] + next_weight * there[h]
 
 
-@njit(types.void(_volume, _vector, _vector, types.float64, types.int64, _output, _output), **_compile)
-def forward(volume, cosines, sines, offset, first, projections, shadow):  # type: ignore[no-untyped-def]
+@njit(types.void(_volume, _directions, types.float64, types.int64, _output, _output), **_compile)
+def forward(volume, directions, offset, first, projections, shadow):  # type: ignore[no-untyped-def]
     """Write ``A x`` to ``projections``; ``shadow`` is scratch, its shape sets the block of views and of slices."""
     num_views, num_columns, nz = projections.shape
     block, num_rays, slab = shadow.shape
@@ -82,7 +83,7 @@ def forward(volume, cosines, sines, offset, first, projections, shadow):  # type
         for begin in range(0, num_views, block):
             end = min(begin + block, num_views)
             shadow[:] = np.float32(0.0)
-            _cast(volume, cosines[begin:end], sines[begin:end], offset, z, shadow)
+            _cast(volume, directions[begin:end], offset, z, shadow)
             for view in range(begin, end):
                 for column in range(num_columns):
                     row = projections[view, column, z : z + depth]
@@ -95,8 +96,8 @@ def forward(volume, cosines, sines, offset, first, projections, shadow):  # type
                             row[h] = 0.0
 
 
-@njit(types.void(_volume, _vector, _vector, types.float64, types.int64, _output, _output), **_compile)
-def adjoint(projections, cosines, sines, offset, first, volume, shadow):  # type: ignore[no-untyped-def]
+@njit(types.void(_volume, _directions, types.float64, types.int64, _output, _output), **_compile)
+def adjoint(projections, directions, offset, first, volume, shadow):  # type: ignore[no-untyped-def]
     """Add ``A^T p`` to ``volume``; ``shadow`` is scratch."""
     num_views, num_columns, nz = projections.shape
     block, num_rays, slab = shadow.shape
@@ -114,16 +115,14 @@ def adjoint(projections, cosines, sines, offset, first, volume, shadow):  # type
                     else:
                         for h in range(depth):
                             row[h] = 0.0
-            _spread(shadow, cosines[begin:end], sines[begin:end], offset, z, volume)
+            _spread(shadow, directions[begin:end], offset, z, volume)
 
 
 @njit(
-    types.void(
-        _volume, _volume, _indices, _vector, _vector, types.float64, types.int64, types.float32, _output, _output
-    ),
+    types.void(_volume, _volume, _indices, _directions, types.float64, types.int64, types.float32, _output, _output),
     **_compile,
 )
-def gradient(volume, projections, views, cosines, sines, offset, first, scale, out, shadow):  # type: ignore[no-untyped-def]
+def gradient(volume, projections, views, directions, offset, first, scale, out, shadow):  # type: ignore[no-untyped-def]
     """Add ``scale * A^T (A x - b)`` to ``out``, where row i of A belongs to ``projections[views[i]]``.
 
     The residual exists for one block of views at a time, in the scratch ``shadow``.
@@ -135,7 +134,7 @@ def gradient(volume, projections, views, cosines, sines, offset, first, scale, o
         for begin in range(0, views.size, block):
             end = min(begin + block, views.size)
             shadow[:] = np.float32(0.0)
-            _cast(volume, cosines[begin:end], sines[begin:end], offset, z, shadow)
+            _cast(volume, directions[begin:end], offset, z, shadow)
             for view in range(begin, end):
                 for ray in range(num_rays):
                     column = ray + first
@@ -147,14 +146,14 @@ def gradient(volume, projections, views, cosines, sines, offset, first, scale, o
                     else:
                         for h in range(depth):
                             row[h] = 0.0
-            _spread(shadow, cosines[begin:end], sines[begin:end], offset, z, out)
+            _spread(shadow, directions[begin:end], offset, z, out)
 
 
 @njit(
-    types.float64(_volume, _volume, _vector, _vector, types.float64, types.int64, _output),
+    types.float64(_volume, _volume, _directions, types.float64, types.int64, _output),
     **(_compile | {"fastmath": {"contract", "reassoc"}}),
 )
-def misfit(volume, projections, cosines, sines, offset, first, shadow):  # type: ignore[no-untyped-def]
+def misfit(volume, projections, directions, offset, first, shadow):  # type: ignore[no-untyped-def]
     """``1/2 ||A x - b||^2``, summed in double precision in an order that depends on the shapes only."""
     num_views, num_columns, nz = projections.shape
     block, num_rays, slab = shadow.shape
@@ -164,7 +163,7 @@ def misfit(volume, projections, cosines, sines, offset, first, shadow):  # type:
         for begin in range(0, num_views, block):
             end = min(begin + block, num_views)
             shadow[:] = np.float32(0.0)
-            _cast(volume, cosines[begin:end], sines[begin:end], offset, z, shadow)
+            _cast(volume, directions[begin:end], offset, z, shadow)
             for view in range(begin, end):
                 for column in range(num_columns):
                     data = projections[view, column, z : z + depth]

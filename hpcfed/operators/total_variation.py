@@ -85,8 +85,7 @@ class TotalVariation:
         if not 0 <= first <= last <= ny:
             raise DataError(f"rows {first} to {last} of a volume with {ny}: give 0 <= first <= last <= {ny}")
         if not isinstance(x, np.ndarray):
-            field = differences(x[first : min(last + 1, ny)])[:, : last - first]
-            return self.weight * float(_namespace(x).sum(_lengths(field), dtype=_namespace(x).float64))
+            return self.weight * total_length(x, first, last)
         from hpcfed.operators import total_variation_kernels as kernels
 
         check_array(x, self.shape, "volume")
@@ -161,6 +160,12 @@ def project(v: Array, radius: float) -> Array:
     lengths = _lengths(v)
     outside = lengths > radius
     return v * xp.where(outside, radius / xp.where(outside, lengths, xp.ones_like(lengths)), xp.ones_like(lengths))
+
+
+def total_length(x: Array, first: int, last: int) -> float:
+    """Sum of the length of the gradient of any array API array over the rows ``first <= y < last``."""
+    xp = _namespace(x)
+    return float(xp.sum(_lengths(differences(x[first : last + 1, :, :])[:, : last - first, :, :]), dtype=xp.float64))
 
 
 def _lengths(v: Array) -> Array:

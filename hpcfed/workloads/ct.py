@@ -50,7 +50,6 @@ class Ct:
     compiled: ClassVar[tuple[str, ...]] = (
         "hpcfed.operators.parallel_beam_kernels",
         "hpcfed.operators.total_variation_kernels",
-        "hpcfed.compressors.packing",
     )
 
     clients: Size = option(17, "number of clients N")
@@ -65,6 +64,9 @@ class Ct:
     noise: Annotated[float, Ge(0)] = option(0.02, "variance of the Gaussian noise in simulated projections")
     mu: Annotated[float, Ge(0)] = option(30.0, "weight of the total variation")
     nonnegative: bool = option(False, "constrain the attenuation to be nonnegative")
+    projector: Literal["joseph", "astra"] = option(
+        "joseph", "on a CPU; joseph: compiled loops; astra: the sparse matrix of ASTRA's linear projector"
+    )
     start: Literal["fbp", "zero"] = option(
         "fbp", "starting volume; fbp: the mean of the clients' filtered back-projections, one exchange"
     )
@@ -93,7 +95,7 @@ class Ct:
         dealt = _deal(self._views, fed)
 
         def client(number: int, rng: np.random.Generator) -> CtClient:
-            projector = _projector(fed.device, shape, angles[dealt[number]], columns, None)
+            projector = self._projector(fed.device, shape, angles[dealt[number]], columns, None)
             projections = projector.forward(fed.device.put(truth))
             noise = rng.standard_normal(tuple(projections.shape), dtype=np.float32)
             projections += fed.device.put(noise * np.float32(np.sqrt(self.noise)))
@@ -129,7 +131,7 @@ class Ct:
 
         def client(number: int, rng: np.random.Generator) -> CtClient:
             views = kept[dealt[number]]
-            projector = _projector(fed.device, shape, scan.angles[views], scan.num_columns, axis)
+            projector = self._projector(fed.device, shape, scan.angles[views], scan.num_columns, axis)
             projections = fed.device.put(scan.read(views, rows))
             return CtClient(number, fed.num_clients, projector, projections, self._regularizer(shape), None)
 
@@ -140,6 +142,27 @@ class Ct:
         for note in (*scan.notes, f"rotation axis at detector column {axis:.2f}", f"attenuation scale {scale:.5g}"):
             logger.info("%s: %s", path, note)
         return CtProblem(self, built, shape, Geometry(scan.angles[kept], scan.num_columns, axis, scale))
+
+    def _projector(
+        self,
+        device: devices.Device,
+        shape: tuple[int, int, int],
+        angles: NDArray[np.float64],
+        columns: int,
+        axis: float | None,
+    ) -> Any:
+        """A client's projector. Another geometry takes its place here."""
+        if device.is_gpu:
+            from hpcfed.operators.parallel_beam_cuda import CudaParallelBeam
+
+            return CudaParallelBeam(shape, angles, columns, axis, device=device.index, memory=device.memory)
+        if self.projector == "astra":
+            from hpcfed.operators.parallel_beam_astra import AstraParallelBeam
+
+            return AstraParallelBeam(shape, angles, columns, axis)
+        from hpcfed.operators.parallel_beam import ParallelBeam
+
+        return ParallelBeam(shape, angles, columns, axis)
 
     def _regularizer(self, shape: tuple[int, int, int]) -> Any:
         from hpcfed.operators.total_variation import TotalVariation
@@ -210,16 +233,16 @@ class CtClient:
 
     def filtered_backprojection(self, rng: np.random.Generator) -> Array:
         """The whole volume as this client's views alone show it."""
-        return self.projector.filtered_backprojection(self.projections)
+        return self.projector.filtered_backprojection(self.projections, "ramp")
 
     def measure(self, rng: np.random.Generator, x: Array) -> NDArray[np.float64]:
-        """This client's share of the metrics: misfit, total variation, squared error and SSIM summed over slices."""
+        """This client's share of misfit and penalty, and of squared error and SSIM summed over slices."""
         rows = x.shape[0]
         first, last = rows * self.number // self.num_clients, rows * (self.number + 1) // self.num_clients
-        variation = self.regularizer.variation(x, first, last)
+        penalty = self.regularizer.value(x, first, last)
         misfit = self.projector.misfit(x, self.projections)
         if self.truth is None:
-            return np.array([misfit, variation, 0.0, 0.0])
+            return np.array([misfit, penalty, 0.0, 0.0])
         from skimage.metrics import structural_similarity
 
         squared, similarity = 0.0, 0.0
@@ -228,7 +251,7 @@ class CtClient:
             squared += float(np.sum((own - truth) ** 2, dtype=np.float64))
             if min(truth.shape) >= SSIM_WINDOW:
                 similarity += structural_similarity(truth, own, data_range=1.0, win_size=SSIM_WINDOW)
-        return np.array([misfit, variation, squared, similarity])
+        return np.array([misfit, penalty, squared, similarity])
 
 
 class CtProblem:
@@ -248,8 +271,10 @@ class CtProblem:
 
     def metrics(self, solution: Array, fed: Federation) -> dict[str, float]:
         """Objective, misfit and total variation; PSNR (peak 1) and SSIM (mean over slices) of a simulated scan."""
-        misfit, variation, squared, similarity = fed.total(fed.map(CtClient.measure, solution)).tolist()
-        numbers = {"objective": misfit + self._workload.mu * variation, "misfit": misfit, "tv": variation}
+        misfit, penalty, squared, similarity = fed.total(fed.map(CtClient.measure, solution)).tolist()
+        numbers = {"objective": misfit + penalty, "misfit": misfit}
+        if self._workload.mu > 0:
+            numbers["tv"] = penalty / self._workload.mu
         if self._workload.projections is None:
             numbers["psnr"] = float(10 * np.log10(np.prod(self._shape) / squared)) if squared > 0 else float("inf")
             if min(self._shape[:2]) >= SSIM_WINDOW:
@@ -268,19 +293,6 @@ def _deal(num_views: int, fed: Federation) -> list[NDArray[np.int64]]:
     """The views of each client, sorted: a random permutation cut into nearly equal parts, the first ones larger."""
     order = fed.streams.generator(Purpose.SPLIT).permutation(num_views)
     return [np.sort(part) for part in np.array_split(order, fed.num_clients)]
-
-
-def _projector(
-    device: devices.Device, shape: tuple[int, int, int], angles: NDArray[np.float64], columns: int, axis: float | None
-) -> Any:
-    """The projector for the device. Another geometry takes its place here."""
-    if device.is_gpu:
-        from hpcfed.operators.parallel_beam_cuda import CudaParallelBeam
-
-        return CudaParallelBeam(shape, angles, columns, axis, device=device)
-    from hpcfed.operators.parallel_beam import ParallelBeam
-
-    return ParallelBeam(shape, angles, columns, axis)
 
 
 def _typical_maximum(fed: Federation) -> float:

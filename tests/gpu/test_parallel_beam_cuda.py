@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import astra
 import numpy as np
 import pytest
-
-import astra
 
 from hpcfed.errors import DataError
 from hpcfed.operators.parallel_beam import ParallelBeam
@@ -66,5 +65,5 @@ def test_is_nearly_its_own_transpose(pair):
 
 
 def test_refuses_another_shape(pair):
-    with pytest.raises(DataError, match="expected torch.float32"):
+    with pytest.raises(DataError, match=r"expected torch\.float32"):
         pair[1].forward(torch.zeros((3, 3, 3), device="cuda"))

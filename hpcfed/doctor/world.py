@@ -1,0 +1,216 @@
+"""Checks of all ranks together, made by rank 0 from what each tells about itself."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import shutil
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed import __version__, environment
+from hpcfed.communicator import Communicator
+from hpcfed.doctor.findings import Finding
+from hpcfed.doctor.system import (
+    MEBI,
+    Library,
+    family,
+    human_size,
+    library_of_new_process,
+    loaded_library,
+    output,
+    plural,
+    proc_size,
+)
+
+YIELD = "OMPI_MCA_mpi_yield_when_idle"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a rank tells about itself.
+
+    ``cores`` is its core mask, ``resident`` its memory in bytes, ``library`` None without MPI, ``seconds`` the time of
+    an Allreduce of 1 MiB and ``right`` whether that gave the right sum.
+    """
+
+    host: str
+    versions: str
+    cores: frozenset[int]
+    yields: bool
+    resident: int
+    library: Library | None
+    seconds: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks, for the checks of rank 0."""
+
+    ranks: Sequence[Rank]
+    tuned: Mapping[str, str]
+
+    @property
+    def hosts(self) -> dict[str, list[Rank]]:
+        """The ranks of each node."""
+        hosts: dict[str, list[Rank]] = {}
+        for rank in self.ranks:
+            hosts.setdefault(rank.host, []).append(rank)
+        return hosts
+
+    @property
+    def serial(self) -> bool:
+        """Whether no launcher started this process."""
+        return self.ranks[0].library is None
+
+
+def tell(communicator: Communicator) -> Rank:
+    """This rank's facts. Nothing here may fail on one rank alone: the others would wait."""
+    ones = np.full(MEBI // 4, communicator.rank + 1, np.float32)
+    seconds = []
+    for _ in range(11):
+        start = time.perf_counter()
+        total = communicator.sum(ones)
+        seconds.append(time.perf_counter() - start)
+    return Rank(
+        host=socket.gethostname(),
+        versions=f"Python {platform.python_version()}, hpcfed {__version__}, numpy {np.__version__}",
+        cores=frozenset(os.sched_getaffinity(0)),
+        yields=os.environ.get(YIELD, "").lower() in ("1", "true", "yes", "enabled"),
+        resident=proc_size("self/status", "VmRSS"),
+        library=loaded_library() if "mpi4py.MPI" in sys.modules else None,
+        seconds=statistics.median(seconds[1:]),
+        right=bool(np.all(total == communicator.size * (communicator.size + 1) / 2)),
+    )
+
+
+def mpi_library(world: World) -> Iterator[Finding]:
+    try:
+        library = world.ranks[0].library or library_of_new_process()
+    except RuntimeError as error:
+        remedy = "load your cluster's MPI module, or: pip install 'hpcfed[mpi]'"
+        yield Finding("!!", "MPI library", f"none can be loaded: {error}", remedy)
+        return
+    yield Finding("ok", "MPI library", f"{library.version}, {library.path}")
+    yield from _launchers(library)
+    root = os.geteuid() == 0 and world.serial and library.family == "Open MPI"
+    if root and not {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= os.environ.keys():
+        remedy = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+        yield Finding("!!", "root", "Open MPI's mpirun refuses to start anything as root", remedy)
+
+
+def _launchers(library: Library) -> Iterator[Finding]:
+    """mpirun, from the PATH or beside this Python, and srun."""
+    beside = str(Path(sys.executable).parent)
+    srun = shutil.which("srun")
+    mpirun = shutil.which("mpirun") or shutil.which("mpiexec")
+    hidden = None if mpirun else shutil.which("mpirun", path=beside) or shutil.which("mpiexec", path=beside)
+    for found in (mpirun, hidden):
+        if not found:
+            continue
+        text = output(found, "--version")
+        kind, number = family(text), re.search(r"\d+\.\d[\w.]*", text)
+        words = f"{found}, {kind or 'of an unknown kind'} {number[0] if number else ''}".rstrip()
+        if kind and kind != library.family:
+            remedy = f"put the mpirun of {library.family} first on the PATH; if it came with pip, it is in {beside}"
+            yield Finding("!!", "launcher", f"{words}, but the MPI library is {library.family}", remedy)
+        elif hidden:
+            yield Finding("--", "launcher", f"{words}, is not on the PATH", f"export PATH={beside}:$PATH")
+        else:
+            yield Finding("ok", "launcher", words)
+    if srun:
+        needs = "" if library.family != "Open MPI" or "pmix" in output(srun, "--mpi=list") else ", without PMIx"
+        remedy = "start with mpirun inside sbatch: Open MPI needs srun --mpi=pmix" if needs else ""
+        yield Finding(
+            "--" if needs else "ok", "launcher", f"{srun}, {output(srun, '--version').strip()}{needs}", remedy
+        )
+    if not (mpirun or hidden or srun):
+        remedy = "load your cluster's MPI module, or: pip install 'hpcfed[mpi]'"
+        yield Finding("!!", "launcher", "neither mpirun, mpiexec nor srun is on the PATH", remedy)
+
+
+def ranks(world: World) -> Iterator[Finding]:
+    if world.serial:
+        yield Finding("--", "ranks", "one process without a launcher", "for more: mpirun -n 4 hpcfed doctor")
+        return
+    hosts = ", ".join(f"{host} {len(ranks)}" for host, ranks in world.hosts.items())
+    yield Finding("ok", "ranks", f"{len(world.ranks)} on {plural(len(world.hosts), 'node')}: {hosts}")
+    versions = {f"{rank.versions}, {rank.library and rank.library.version}" for rank in world.ranks}
+    if len(versions) > 1:
+        yield Finding("!!", "versions", f"differ between ranks: {'; '.join(sorted(versions))}", "use one environment")
+    wrong = [str(number) for number, rank in enumerate(world.ranks) if not rank.right]
+    if wrong:
+        remedy = "other transports may help: export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp"
+        yield Finding("!!", "Allreduce", f"wrong sum on ranks {', '.join(wrong)}", remedy)
+    else:
+        slowest = max(rank.seconds for rank in world.ranks)
+        yield Finding("ok", "Allreduce", f"right on all ranks, 1 MiB in {1e3 * slowest:.3g} ms")
+    resident = max(rank.resident for rank in world.ranks)
+    yield Finding("ok", "rank memory", f"at most {human_size(resident)} resident, with nothing loaded yet")
+
+
+def cores(world: World) -> Iterator[Finding]:
+    """Ranks that outnumber the cores must give them up while they wait."""
+    spins = any(rank.library and rank.library.family == "Open MPI" and not rank.yields for rank in world.ranks)
+    for host, here in world.hosts.items():
+        usable = frozenset[int]().union(*(rank.cores for rank in here))
+        text = f"{plural(len(here), 'rank')} on {plural(len(usable), 'core')} of {host}"
+        if len(here) <= len(usable):
+            yield Finding("ok", "cores", text)
+        elif spins:
+            remedy = f"export {YIELD}=1; if the node has more cores: mpirun --bind-to none"
+            yield Finding(
+                "!!", "cores", f"{text}, and nothing makes waiting ranks yield: runs may be many times slower", remedy
+            )
+        else:
+            yield Finding("--", "cores", f"{text}; waiting ranks yield", "if there are more: mpirun --bind-to none")
+
+
+def threads(world: World) -> Iterator[Finding]:
+    """Threads of a rank times ranks should not exceed the cores."""
+    here = world.hosts[world.ranks[0].host]
+    available = len(frozenset[int]().union(*(rank.cores for rank in here)))
+    try:
+        pools = {pool["internal_api"]: pool["num_threads"] for pool in _thread_pools()}
+    except ImportError:
+        counts = {name: os.environ.get(name, "") for name in environment.THREADS}
+        text = ", ".join(f"{name}={value or 'unset'}" for name, value in counts.items())
+        most = max(int(value) if value.isdigit() else len(world.ranks[0].cores) for value in counts.values())
+    else:
+        text = ", ".join(f"{name} {count}" for name, count in pools.items())
+        most = max(pools.values(), default=1)
+    crowded = most > 1 and len(here) * most > available
+    remedy = "export " + " ".join(f"{name}=1" for name in environment.THREADS) if crowded else ""
+    yield Finding("!!" if crowded else "ok", "threads", text, remedy)
+
+
+def _thread_pools() -> list[dict[str, Any]]:
+    """The thread pools that are loaded, where threadpoolctl is there to ask."""
+    pools: list[dict[str, Any]] = importlib.import_module("threadpoolctl").threadpool_info()
+    return pools
+
+
+def settings(world: World) -> Iterator[Finding]:
+    """Who set what: hpcfed sets only what the user has left unset."""
+    wanted = environment.wanted(os.environ, environment.usable_cores())
+    yours = {name: os.environ[name] for name in wanted if name in os.environ and name not in world.tuned}
+    unset = [name for name in wanted if name not in os.environ]
+    for who, values in (("set by hpcfed", world.tuned), ("set by you", yours)):
+        if values:
+            yield Finding("ok", "settings", f"{who}: " + " ".join(f"{name}={value}" for name, value in values.items()))
+    if unset:
+        yield Finding("--", "settings", f"left unset: {' '.join(unset)}", "without --no-mpi-tuning hpcfed sets them")
+
+
+CHECKS: Sequence[Callable[[World], Iterator[Finding]]] = (mpi_library, ranks, cores, threads, settings)

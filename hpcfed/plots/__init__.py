@@ -1,0 +1,57 @@
+"""Every picture, drawn from a run folder alone.
+
+Nothing here needs the run to be going or its data to be at hand: curves come from ``metrics.jsonl``, names from
+``config.toml``, images from ``result.h5``. matplotlib is used through its object interface, so no display is needed,
+and loaded only when something is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpcfed import registry
+from hpcfed.plots.curves import convergence
+from hpcfed.plots.looks import configuration
+from hpcfed.plots.planes import slices
+from hpcfed.run_folder import RunFolder
+
+# Pictures of a finished run besides its convergence, by the names that workloads give.
+PICTURES: dict[str, Callable[[RunFolder, Path], Path]] = {"slices": slices}
+
+
+def draw(folders: Sequence[RunFolder], out: Path | None = None) -> list[Path]:
+    """Draw the convergence of one run and, if it is finished, its other pictures; or several runs over one another.
+
+    Parameters
+    ----------
+    folders : the runs.
+    out : where the convergence goes, instead of ``DIR/convergence.png`` or, for several runs, ``compare.png``.
+
+    Returns
+    -------
+    The files written.
+
+    Raises
+    ------
+    DataError
+        If a run has no recorded rounds, or its result lacks what a picture needs.
+    ConfigError
+        If a picture cannot be written.
+    """
+    if len(folders) != 1:
+        return [convergence(folders, out or Path("compare.png"))]
+    folder = folders[0]
+    written = [convergence(folders, out or folder.path / "convergence.png")]
+    if folder.finished:
+        written += [PICTURES[name](folder, folder.path / f"{name}.png") for name in _pictures(folder)]
+    return written
+
+
+def _pictures(folder: RunFolder) -> list[str]:
+    """What the run's workload wants drawn besides the convergence; nothing if it cannot be loaded here."""
+    try:
+        names = registry.load("workload", configuration(folder)["workload.name"]).pictures
+    except Exception:  # a module of the user's own may fail in any way; the curves can be drawn without it
+        return []
+    return [name for name in names if name in PICTURES]

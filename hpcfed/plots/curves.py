@@ -1,0 +1,209 @@
+"""How runs converge: one picture of curves for one run or several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfed.errors import DataError
+from hpcfed.plots.looks import STYLE, names, save, title
+from hpcfed.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LABELS = {
+    "objective": "objective",
+    "psnr": "PSNR, dB",
+    "test_accuracy": "test accuracy",
+    "ssim": "SSIM",
+    "test_loss": "test loss",
+    "relative_change": "relative change",
+    "misfit": "misfit",
+    "tv": "total variation",
+}
+# Metrics worth seeing against bits and time, too; the others are drawn against rounds only.
+MAIN = ("objective", "psnr", "test_accuracy")
+# Metrics that start far above the range that matters.
+FALLING = ("objective", "test_loss", "misfit", "tv")
+# Okabe and Ito's colours, which the colour-blind can tell apart, the strongest first; then the same, dashed.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """The records of a run by column, with its name and its looks."""
+
+    name: str
+    colour: str
+    dash: str
+    records: Sequence[Mapping[str, Any]]
+
+    def column(self, key: str) -> NDArray[np.float64]:
+        """The values of ``key`` (``seconds.total`` is a value in a table); NaN where there is no finite number."""
+        values = np.array([_number(record, key) for record in self.records])
+        values[~np.isfinite(values)] = np.nan
+        return values
+
+    def has(self, key: str) -> bool:
+        return bool(np.isfinite(self.column(key)).any())
+
+    def last(self, key: str) -> float:
+        """The largest value of a growing column, 0 if there is none."""
+        return float(np.nanmax(self.column(key))) if self.has(key) else 0.0
+
+    def worth_seeing(self, metric: str) -> NDArray[np.float64]:
+        """The metric's values; where it falls far, those within the values of the last 90 % of the rounds."""
+        values, rounds = self.column(metric), self.column("round")
+        known = np.isfinite(values)
+        late = values[known & (rounds >= 0.1 * self.last("round"))]
+        values = values[known]
+        if metric in FALLING and late.size > 2 and np.ptp(values) > 3 * np.ptp(late):
+            values = values[values <= float(late.max())]
+        return values
+
+
+@dataclass(frozen=True)
+class _Horizontal:
+    """What curves are drawn against: a key of the records, divided by ``scale``."""
+
+    key: str
+    label: str
+    scale: float = 1.0
+    log: bool = False
+
+
+def convergence(folders: Sequence[RunFolder], path: Path) -> Path:
+    """Draw how runs converge: all metrics against rounds, the main ones against bits sent and time as well.
+
+    An axis is logarithmic where its values are positive and span more than a decade. A metric that starts far above its
+    limit is cut off at its largest value in the last 90 % of the rounds.
+
+    Raises
+    ------
+    DataError
+        If a run has no recorded rounds, or no metric of any run is a number.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.lines import Line2D
+
+    curves = _curves(folders)
+    horizontals = [_Horizontal("round", "round"), *_bits(curves), _time(curves)]
+    known = [name for name in LABELS if any(curve.has(name) for curve in curves)]
+    main = [name for name in MAIN if name in known]
+    rest = [name for name in known if name not in main and not (name == "tv" and "misfit" in known)]
+    if not known:
+        raise DataError(f"run folder {folders[0].path} has no metric that is a number: there is nothing to draw")
+    columns = len(horizontals)
+    rows = len(main) + math.ceil(len(rest) / columns)
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(
+            figsize=(3.2 * columns, 2.2 * rows + 0.2 * len(curves) + 0.2),
+            layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06),
+        )
+        grid = figure.add_gridspec(rows, columns)
+        for row, metric in enumerate(main):
+            left = figure.add_subplot(grid[row, 0])
+            _draw_curves(left, metric, horizontals[0], curves)
+            for column in range(1, columns):
+                axes = figure.add_subplot(grid[row, column], sharey=left)
+                _draw_curves(axes, metric, horizontals[column], curves)
+                axes.tick_params(labelleft=False)
+                axes.yaxis.offsetText.set_visible(False)
+                axes.set_ylabel("")
+        for place, metric in enumerate(rest, start=len(main) * columns):
+            axes = figure.add_subplot(grid[place // columns, place % columns])
+            _draw_curves(axes, metric, horizontals[0], curves)
+            if metric == "misfit" and "tv" in known:
+                _add_variation(axes, curves)
+        if len(curves) == 1:
+            figure.suptitle(title(folders[0]))
+        else:
+            handles = [Line2D([], [], color=curve.colour, linestyle=curve.dash) for curve in curves]
+            figure.legend(handles, [curve.name for curve in curves], loc="outside upper left")
+        return save(figure, path)
+
+
+def _curves(folders: Sequence[RunFolder]) -> list[_Curves]:
+    """The runs with their names and looks."""
+    curves = []
+    for place, (folder, name) in enumerate(zip(folders, names(folders), strict=True)):
+        records = folder.history()
+        if not records:
+            raise DataError(f"run folder {folder.path} has no recorded rounds: wait for the first, or resume the run")
+        dash = DASHES[place // len(COLOURS) % len(DASHES)]
+        curves.append(_Curves(name, COLOURS[place % len(COLOURS)], dash, records))
+    return curves
+
+
+def _bits(curves: Sequence[_Curves]) -> list[_Horizontal]:
+    """Bits as an axis, if any were sent; logarithmic if one run sent far fewer than another."""
+    totals = [total for curve in curves if (total := curve.last("paper_bits_up")) > 0]
+    if not totals:
+        return []
+    log = max(totals) > 4 * min(totals)
+    power = 0 if log else min(int(math.log10(max(totals)) / 3), 5)
+    unit = ("bits", "kbit", "Mbit", "Gbit", "Tbit", "Pbit")[power]
+    return [_Horizontal("paper_bits_up", f"sent by all clients, {unit}", 1000.0**power, log)]
+
+
+def _time(curves: Sequence[_Curves]) -> _Horizontal:
+    """Time as an axis, in a unit that suits the longest run."""
+    longest = max(curve.last("seconds.total") for curve in curves)
+    unit, scale = ("s", 1.0) if longest < 600 else ("min", 60.0) if longest < 36_000 else ("h", 3600.0)
+    return _Horizontal("seconds.total", f"time, {unit}", scale)
+
+
+def _draw_curves(axes: Axes, metric: str, against: _Horizontal, curves: Sequence[_Curves], dash: str = "") -> None:
+    """One metric of all runs; ``dash`` takes the place of the runs' own."""
+    for curve in curves:
+        x, y = curve.column(against.key) / against.scale, curve.column(metric)
+        marker = "o" if len(curve.records) <= 12 else ""
+        axes.plot(x, y, color=curve.colour, linestyle=dash or curve.dash, marker=marker)
+    _set_range(axes, np.concatenate([curve.worth_seeing(metric) for curve in curves]))
+    if against.log:
+        axes.set_xscale("log", nonpositive="mask")
+    axes.set_xlabel(against.label)
+    axes.set_ylabel(LABELS[metric])
+
+
+def _add_variation(axes: Axes, curves: Sequence[_Curves]) -> None:
+    """The total variation, dashed, on the right: together with the misfit on the left it makes up the objective."""
+    axes.set_ylabel("misfit (solid)")
+    right = axes.twinx()
+    _draw_curves(right, "tv", _Horizontal("round", "round"), curves, dash="--")
+    right.set_ylabel("total variation (dashed)")
+    right.grid(False)
+    right.spines[["left", "bottom"]].set_visible(False)
+    right.spines.right.set_visible(True)
+
+
+def _set_range(axes: Axes, values: NDArray[np.float64]) -> None:
+    """Make room for these values; on a logarithmic axis if they are positive and span more than a decade."""
+    if not values.size:
+        return
+    low, high = float(values.min()), float(values.max())
+    if low > 0 and high > 10 * low:
+        axes.set_yscale("log")
+        margin = (high / low) ** 0.05
+        axes.set_ylim(low / margin, high * margin)
+    elif high > low:
+        margin = 0.05 * (high - low)
+        axes.set_ylim(low - margin, high + margin)
+
+
+def _number(record: Mapping[str, Any], key: str) -> float:
+    value: Any = record
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, (int, float)) else math.nan

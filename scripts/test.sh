@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# The whole suite: format, lint, types, then the tests, those on several ranks last. Makes the environment if needed.
+# Arguments go to pytest: scripts/test.sh -k checkpoint
+set -euo pipefail
+. "$(dirname "$0")/environment.sh" mpi,test
+cd "$project"
+
+ruff format --check .
+ruff check .
+mypy
+export OMP_NUM_THREADS=1
+if [ $# -gt 0 ]; then
+    exec pytest "$@"
+fi
+pytest -m "not mpi"
+pytest -m mpi
