@@ -75,7 +75,7 @@ def value(client):
 def state_on(fed):
     inner = Inner(np.arange(6.0).reshape(2, 3).T, PerClient({c: value(c).astype(np.float32) for c in fed.local}))
     own = PerClient({client: Own(value(client), 10 * client) for client in fed.local})
-    return State(np.float32([1, np.pi]), inner, own, 1 / 3, maybe=Inner(np.eye(2), own))
+    return State(np.float32([1, np.pi]), inner, own, 1 / 3, maybe=Inner(np.eye(2), inner.momentum))
 
 
 def write(folder, number=1, state=None, ranks=1, traffic=None):

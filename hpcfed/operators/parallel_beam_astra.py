@@ -92,7 +92,8 @@ class AstraParallelBeam(ParallelBeam):
         try:
             identifier = astra.projector.matrix(projector)
             try:
-                return astra.matrix.get(identifier).astype(np.float32)
+                matrix: scipy.sparse.csr_matrix = astra.matrix.get(identifier).astype(np.float32)
+                return matrix
             finally:
                 astra.matrix.delete(identifier)
         finally:

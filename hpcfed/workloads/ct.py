@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 Size = Annotated[int, Ge(1)]
 SSIM_WINDOW = 7
+# Weight of the total variation for each view: near the best for the default phantom and noise at three sizes.
+MU_FOR_A_VIEW = 0.015
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Ct:
         "of a 3D Shepp-Logan phantom; --phantom takes a volume of your own, --projections a measured scan."
     )
     offers: ClassVar[tuple[type, ...]] = (Smooth, LinearComposite)
-    defaults: ClassVar[Mapping[str, Any]] = {"algorithm": "fpdfp", "compressor": "qsgd", "rounds": 100}
+    defaults: ClassVar[Mapping[str, Any]] = {"algorithm": "fpdfp", "compressor": "qsgd", "rounds": 200, "step": "1.9/L"}
     pictures: ClassVar[tuple[str, ...]] = ("convergence", "slices")
     compiled: ClassVar[tuple[str, ...]] = (
         "hpcfed.operators.parallel_beam_kernels",
@@ -62,7 +64,9 @@ class Ct:
     projections: str | None = option(None, "a measured scan, HDF5 in the DXchange layout", metavar="FILE.h5")
     axis: float | None = option(None, "detector column of the rotation axis  [default: found]", metavar="COLUMN")
     noise: Annotated[float, Ge(0)] = option(0.02, "variance of the Gaussian noise in simulated projections")
-    mu: Annotated[float, Ge(0)] = option(30.0, "weight of the total variation")
+    mu: Annotated[float, Ge(0)] | None = option(
+        None, "weight of the total variation  [default: 0.015 for each view, 10 for 668]"
+    )
     nonnegative: bool = option(False, "constrain the attenuation to be nonnegative")
     projector: Literal["joseph", "astra"] = option(
         "joseph", "on a CPU; joseph: compiled loops; astra: the sparse matrix of ASTRA's linear projector"
@@ -76,23 +80,26 @@ class Ct:
             raise ConfigError(f"--projections {self.projections} and --phantom {self.phantom}: give one of them")
         if self.projections is None and self.axis is not None:
             raise ConfigError(f"--axis {self.axis}: a simulated scan has its axis in the middle: leave it out")
-        if self.projections is None and self._views < self.clients:
-            raise ConfigError(f"--views {self._views} for --clients {self.clients}: every client needs a view")
-
-    @property
-    def _views(self) -> int:
-        return self.views or 668
+        if self.projections is None:
+            # All is known now, so that the configuration that is written to the run folder is complete.
+            sizes: dict[str, Any] = {"shape": (256, 256, 64), "views": 668, "detector": 512}
+            sizes |= {name: given for name in sizes if (given := getattr(self, name)) is not None}
+            mu = MU_FOR_A_VIEW * sizes["views"] if self.mu is None else self.mu
+            for name, value in {**sizes, "mu": mu}.items():
+                object.__setattr__(self, name, value)
+            if sizes["views"] < self.clients:
+                raise ConfigError(f"--views {self.views} for --clients {self.clients}: every client needs a view")
 
     def build(self, fed: Federation) -> CtProblem:
         return self._simulate(fed) if self.projections is None else self._read_scan(fed, self.projections)
 
     def _simulate(self, fed: Federation) -> CtProblem:
         """Project a phantom; each client projects its own views and adds its own noise."""
-        shape = self.shape or (256, 256, 64)
-        columns = self.detector or 512
+        shape, views, columns, mu = self.shape, self.views, self.detector, self.mu
+        assert shape is not None and views is not None and columns is not None and mu is not None  # noqa: PT018
         truth = fed.once(lambda: self.reference(shape))
-        angles = np.linspace(0, np.pi, self._views, endpoint=False, dtype=np.float64)
-        dealt = _deal(self._views, fed)
+        angles = np.linspace(0, np.pi, views, endpoint=False, dtype=np.float64)
+        dealt = _deal(views, fed)
 
         def client(number: int, rng: np.random.Generator) -> CtClient:
             projector = self._projector(fed.device, shape, angles[dealt[number]], columns, None)
@@ -100,9 +107,9 @@ class Ct:
             noise = rng.standard_normal(tuple(projections.shape), dtype=np.float32)
             projections += fed.device.put(noise * np.float32(np.sqrt(self.noise)))
             share = np.ascontiguousarray(np.moveaxis(truth[:, :, number :: fed.num_clients], 2, 0))
-            return CtClient(number, fed.num_clients, projector, projections, self._regularizer(shape), share)
+            return CtClient(number, fed.num_clients, projector, projections, self._regularizer(shape, mu), share)
 
-        return CtProblem(self, fed.build(client), shape, Geometry(angles, columns, (columns - 1) / 2))
+        return CtProblem(self, fed.build(client), shape, mu, Geometry(angles, columns, (columns - 1) / 2))
 
     def _read_scan(self, fed: Federation, path: str) -> CtProblem:
         """Read a measured scan; each client reads its own views."""
@@ -128,12 +135,13 @@ class Ct:
         first_row = (scan.num_rows - shape[2]) // 2
         rows = slice(first_row, first_row + shape[2])
         dealt = _deal(num_views, fed)
+        mu = MU_FOR_A_VIEW * num_views if self.mu is None else self.mu
 
         def client(number: int, rng: np.random.Generator) -> CtClient:
             views = kept[dealt[number]]
             projector = self._projector(fed.device, shape, scan.angles[views], scan.num_columns, axis)
             projections = fed.device.put(scan.read(views, rows))
-            return CtClient(number, fed.num_clients, projector, projections, self._regularizer(shape), None)
+            return CtClient(number, fed.num_clients, projector, projections, self._regularizer(shape, mu), None)
 
         built = fed.build(client)
         scale = _typical_maximum(built)
@@ -141,7 +149,7 @@ class Ct:
             own.projections[:] = own.projections / scale
         for note in (*scan.notes, f"rotation axis at detector column {axis:.2f}", f"attenuation scale {scale:.5g}"):
             logger.info("%s: %s", path, note)
-        return CtProblem(self, built, shape, Geometry(scan.angles[kept], scan.num_columns, axis, scale))
+        return CtProblem(self, built, shape, mu, Geometry(scan.angles[kept], scan.num_columns, axis, scale))
 
     def _projector(
         self,
@@ -164,10 +172,10 @@ class Ct:
 
         return ParallelBeam(shape, angles, columns, axis)
 
-    def _regularizer(self, shape: tuple[int, int, int]) -> Any:
+    def _regularizer(self, shape: tuple[int, int, int], mu: float) -> Any:
         from hpcfed.operators.total_variation import TotalVariation
 
-        return TotalVariation(shape, self.mu, self.nonnegative)
+        return TotalVariation(shape, mu, self.nonnegative)
 
     def reference(self, shape: tuple[int, int, int]) -> NDArray[np.float32]:
         """The phantom, with maximum 1."""
@@ -254,39 +262,40 @@ class CtClient:
         return np.array([misfit, penalty, squared, similarity])
 
 
+@dataclass(frozen=True)
 class CtProblem:
     """The scan in place: where to start, what to measure, what to keep."""
 
-    def __init__(self, workload: Ct, fed: Federation, shape: tuple[int, int, int], geometry: Geometry) -> None:
-        self.fed = fed
-        self._workload = workload
-        self._shape = shape
-        self._geometry = geometry
+    workload: Ct
+    fed: Federation
+    shape: tuple[int, int, int]
+    mu: float
+    geometry: Geometry
 
     def start(self) -> Array:
-        if self._workload.start == "zero":
-            return self.fed.device.put(np.zeros(self._shape, np.float32))
+        if self.workload.start == "zero":
+            return self.fed.device.put(np.zeros(self.shape, np.float32))
         x = self.fed.mean(self.fed.map(CtClient.filtered_backprojection))
-        return x.clip(0) if self._workload.nonnegative else x
+        return x.clip(0) if self.workload.nonnegative else x
 
     def metrics(self, solution: Array, fed: Federation) -> dict[str, float]:
         """Objective, misfit and total variation; PSNR (peak 1) and SSIM (mean over slices) of a simulated scan."""
         misfit, penalty, squared, similarity = fed.total(fed.map(CtClient.measure, solution)).tolist()
         numbers = {"objective": misfit + penalty, "misfit": misfit}
-        if self._workload.mu > 0:
-            numbers["tv"] = penalty / self._workload.mu
-        if self._workload.projections is None:
-            numbers["psnr"] = float(10 * np.log10(np.prod(self._shape) / squared)) if squared > 0 else float("inf")
-            if min(self._shape[:2]) >= SSIM_WINDOW:
-                numbers["ssim"] = similarity / self._shape[2]
+        if self.mu > 0:
+            numbers["tv"] = penalty / self.mu
+        if self.workload.projections is None:
+            numbers["psnr"] = float(10 * np.log10(np.prod(self.shape) / squared)) if squared > 0 else float("inf")
+            if min(self.shape[:2]) >= SSIM_WINDOW:
+                numbers["ssim"] = similarity / self.shape[2]
         return numbers
 
     def results(self, solution: Array) -> Mapping[str, tuple[Array, Mapping[str, Any]]]:
         axes = {"axes": "y x z", "unit": "attenuation per voxel / attenuation_scale"}
-        volumes = {"volume": (solution, {**axes, **self._geometry.attributes()})}
-        if self._workload.projections is None:
-            volumes["reference"] = (self._workload.reference(self._shape), axes)
-        return {**volumes, "angles": (self._geometry.angles, {"unit": "radian"})}
+        volumes = {"volume": (solution, {**axes, **self.geometry.attributes()})}
+        if self.workload.projections is None:
+            volumes["reference"] = (self.workload.reference(self.shape), axes)
+        return {**volumes, "angles": (self.geometry.angles, {"unit": "radian"})}
 
 
 def _deal(num_views: int, fed: Federation) -> list[NDArray[np.int64]]:
