@@ -44,7 +44,7 @@ class Session:
     def start(self, job: Job) -> None:
         """Do the job on every rank."""
         self.started = True
-        self.communicator.broadcast((job, 0))
+        _announce(self.communicator, job, 0)
         job.execute(self.communicator)
 
 
@@ -77,16 +77,23 @@ def _lead(session: Session) -> int:
             raise
         status = _explain(error)
     if not session.started:
-        session.communicator.broadcast((None, status))
+        _announce(session.communicator, None, status)
     return status
 
 
 def _follow(world: Communicator) -> int:
     """Other ranks: wait for what rank 0 has read."""
-    job, status = world.broadcast(None)
+    job, status = _announce(world)
     if job is not None:
         job.execute(world)
-    return int(status)
+    return status
+
+
+def _announce(world: Communicator, job: Job | None = None, status: int = 0) -> tuple[Job | None, int]:
+    """What rank 0 says, on every rank: a job to do, or the status to leave with."""
+    world.wait()
+    job, status = world.broadcast((job, status))
+    return job, status
 
 
 def _explain(error: BaseException) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -58,8 +59,8 @@ class Communicator(Protocol):
     def first_on_node(self) -> contextlib.AbstractContextManager[None]:
         """Enter on one rank of each node first; the others enter when it has left."""
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
+    def wait(self) -> None:
+        """Wait for all ranks, asleep: for waits that may be long, in which spinning would take others' cores."""
 
     def abort(self, status: int) -> None:
         """End all ranks at once."""
@@ -98,7 +99,7 @@ class SerialCommunicator:
     def first_on_node(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def barrier(self) -> None:
+    def wait(self) -> None:
         return None
 
     def abort(self, status: int) -> None:
@@ -110,6 +111,7 @@ class MpiCommunicator:
 
     # A message of more than this many elements is sent in pieces: MPI counts are 32-bit integers.
     piece = 1 << 28
+    nap_seconds = 0.002
 
     def __init__(self, comm: Any = None) -> None:
         from mpi4py import MPI
@@ -166,13 +168,18 @@ class MpiCommunicator:
     @contextlib.contextmanager
     def first_on_node(self) -> Iterator[None]:
         if self.local_rank != 0:
-            self._node.Barrier()
+            self._sleep_until_all(self._node)
         yield
         if self.local_rank == 0:
-            self._node.Barrier()
+            self._sleep_until_all(self._node)
 
-    def barrier(self) -> None:
-        self._comm.Barrier()
+    def wait(self) -> None:
+        self._sleep_until_all(self._comm)
+
+    def _sleep_until_all(self, comm: Any) -> None:
+        request = comm.Ibarrier()
+        while not request.Test():
+            time.sleep(self.nap_seconds)
 
     def abort(self, status: int) -> None:
         self._comm.Abort(status)

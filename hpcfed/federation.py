@@ -217,6 +217,7 @@ class Federation:
                 result = function()
             except Exception as error:
                 failure = error
+        self.communicator.wait()
         is_array, failure = self.communicator.broadcast((isinstance(result, np.ndarray), failure))
         if failure is not None:
             raise _everywhere(failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 import signal
 import time
@@ -23,6 +24,8 @@ from hpcfed.ledger import Ledger
 from hpcfed.lipschitz import norm
 from hpcfed.run_folder import RunFolder
 from hpcfed.streams import Streams
+
+logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -135,7 +138,8 @@ class _Execution:
             progress.close()
         if speaks:
             result.write(folder, self.run, problem, algorithm, state, self.communicator.size)
-        self.communicator.barrier()
+            _draw(folder)
+        self.communicator.wait()
 
     def _record(
         self, problem: Any, fed: Federation, solution: Any, number: int, participants: int, change: float
@@ -175,6 +179,18 @@ class _Execution:
         raise DivergedError(
             f"{algorithm.name} diverged: objective {record['objective']} at round {record['round']}: {remedy}"
         ).on_all_ranks()
+
+
+def _draw(folder: RunFolder) -> None:
+    """The pictures of a finished run. That they fail does not undo the run."""
+    from hpcfed import plots
+
+    try:
+        plots.draw([folder])
+    except Exception as error:
+        logger.warning(
+            "pictures of %s could not be drawn: %s; hpcfed plot %s tries again", folder.path, error, folder.path
+        )
 
 
 def _participants(algorithm: Any, fed: Federation) -> int:

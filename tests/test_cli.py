@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
@@ -16,6 +17,7 @@ from conftest import Finished, finish, start
 
 from hpcfed import cli, registry
 from hpcfed.checkpoint import latest, round_of
+from hpcfed.config import RunOptions
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.ledger import TRAFFIC
 from hpcfed.recorder import clock, summary
@@ -212,10 +214,11 @@ class TestList:
 class TestHelp:
     def test_a_workload_lists_every_option_with_its_default_under_its_part(self, command):
         out = command("ct", "--help").out
-        for owner in ("algorithm", "compressor"):
-            for name in registry.COMPRESSORS if owner == "compressor" else registry.fitting_algorithms("ct"):
-                for option in registry.load(owner, name).__dataclass_fields__:
-                    assert f"--{option.replace('_', '-')}" in out
+        owners = [registry.load("algorithm", name) for name in registry.fitting_algorithms("ct")]
+        owners += [registry.load("compressor", name) for name in registry.COMPRESSORS]
+        for owner in (*owners, registry.load("workload", "ct"), RunOptions):
+            for option in dataclasses.fields(owner):
+                assert f"--{option.name.replace('_', '-')}" in out
         for heading in ("Problem: ct", "Algorithm: fpdfp", "Messages", "Run", "What to run"):
             assert f"{heading}:" in out
         assert re.search(r"--clients INT .*\[default: 17\]", out)
@@ -387,6 +390,14 @@ class TestFailures:
         """The last checkpoint is from before."""
         done = command(*TOY, "--hurt", "nan", "--checkpoint-every", "1", *options, "--out", "a")
         one_line(done, 1)
+        assert round_of(latest(Path("a/checkpoints"))) == 2
+
+    def test_no_checkpoint_holds_them_even_between_recorded_rounds(self, command):
+        """Otherwise the last two checkpoints, all that is kept, could both be worthless."""
+        done = command(
+            *TOY, "--hurt", "nan", "--rounds", "8", "--record-every", "5", "--checkpoint-every", "1", "--out", "a"
+        )
+        one_line(done, 1, "diverged")
         assert round_of(latest(Path("a/checkpoints"))) == 2
 
     def test_divergence_is_named_with_a_remedy(self, command):

@@ -78,12 +78,12 @@ class ThreadCommunicator:
     @contextlib.contextmanager
     def first_on_node(self):
         if self.rank != 0:
-            self.barrier()
+            self.wait()
         yield
         if self.rank == 0:
-            self.barrier()
+            self.wait()
 
-    def barrier(self):
+    def wait(self):
         self._board.barrier.wait()
 
     def abort(self, status):
@@ -136,7 +136,7 @@ def contract(comm):
         out = np.full(sum(lengths), np.nan, dtype)
         comm.join(np.full(lengths[comm.rank], comm.rank, dtype), lengths, out)
         np.testing.assert_array_equal(out, np.repeat(np.array(ranks, dtype), lengths))
-    comm.barrier()
+    comm.wait()
 
 
 def exchange_of_parts(comm):

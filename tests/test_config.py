@@ -29,7 +29,7 @@ class Every:
     """An option of every kind."""
 
     offers: ClassVar[tuple[type, ...]] = (Smooth, LinearComposite)
-    defaults: ClassVar[Mapping[str, Any]] = {"algorithm": "fpdfp", "compressor": "grid", "rounds": 7, "seed": 3}
+    defaults: ClassVar[Mapping[str, Any]] = {"algorithm": "fpdfp", "compressor": "grid", "rounds": 7, "step": "1.5/L"}
 
     clients: Annotated[int, Ge(1)] = option(4, "how many")
     ratio: Annotated[float, Gt(0)] = option(0.5, "a real number")
@@ -60,6 +60,12 @@ class TestWhereValuesComeFrom:
         assert found.algorithm.name == "toy:Descent"
         assert found.algorithm.options.step == type(found.algorithm.options)().step
         assert assemble({"algorithm": "toy:Momentum"}, file, "run.toml").algorithm.options.step == 0.5
+
+    def test_the_workloads_defaults_for_its_method_are_not_another_methods(self):
+        """Of fpdfp's step, which may be words, another method's step, a number, knows nothing."""
+        assert assemble(EVERY).algorithm.options.step == "1.5/L"
+        momentum = assemble({**EVERY, "algorithm": "toy:Momentum"}).algorithm.options
+        assert momentum == type(momentum)()
 
     def test_nothing_given_is_not_changed(self):
         file = {"workload": {"name": "toy:Quadratics"}, "algorithm": {"step": 0.5}}

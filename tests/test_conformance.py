@@ -1,0 +1,392 @@
+"""What every algorithm, workload and compressor of the registry must keep. A new one is tested by its registry line.
+
+A new workload needs one more line, in ``SMALL``: the options that make it small enough for a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import math
+import tomllib
+
+import numpy as np
+import pytest
+from test_communicator import on_ranks
+
+from hpcfed import config, registry
+from hpcfed.capabilities import LinearComposite, Regularizer, Smooth, explain_missing
+from hpcfed.checkpoint import Checkpoint, load, save
+from hpcfed.federation import Federation, PerClient
+from hpcfed.streams import Streams
+
+SMALL = {
+    "ct": {"shape": (16, 16, 4), "views": 34, "detector": 24, "clients": 3},
+    "toy:Quadratics": {"size": 30},
+}
+ALGORITHMS = [*registry.ALGORITHMS, "toy:Momentum", "toy:Descent"]
+WORKLOADS = [*registry.WORKLOADS, "toy:Quadratics"]
+COMPRESSORS = [*registry.COMPRESSORS]
+PARTS = [
+    *(("algorithm", name) for name in ALGORITHMS),
+    *(("workload", name) for name in WORKLOADS),
+    *(("compressor", name) for name in COMPRESSORS),
+]
+
+
+def fits(algorithm, workload):
+    needs, offers = registry.load("algorithm", algorithm).needs, registry.load("workload", workload).offers
+    return explain_missing(algorithm, needs, workload, offers) is None
+
+
+PAIRS = [(algorithm, workload) for algorithm in ALGORITHMS for workload in WORKLOADS if fits(algorithm, workload)]
+OFFERING = {
+    capability: [name for name in WORKLOADS if capability in registry.load("workload", name).offers]
+    for capability in (Smooth, LinearComposite)
+}
+
+
+@functools.cache
+def problem(name):
+    """The small problem, its clients in this process."""
+    workload = registry.load("workload", name)(**SMALL[name])
+    return workload.build(Federation(workload.clients, Streams(1)))
+
+
+def arrays(value):
+    """All arrays and numbers in a state, in order."""
+    if dataclasses.is_dataclass(value):
+        return [part for field in dataclasses.fields(value) for part in arrays(getattr(value, field.name))]
+    if isinstance(value, PerClient):
+        return [part for own in value.values() for part in arrays(own)]
+    return [] if value is None else [np.asarray(value)]
+
+
+def bits(state):
+    return [(part.dtype, part.shape, part.tobytes()) for part in arrays(state)]
+
+
+def direction(seed, like):
+    return np.random.default_rng(seed).standard_normal(like.shape).astype(like.dtype)
+
+
+def inner(a, b):
+    return float(np.sum(np.asarray(a, float) * np.asarray(b, float)))
+
+
+@pytest.mark.parametrize(("section", "name"), PARTS)
+class TestEveryPart:
+    def test_it_is_a_frozen_dataclass_that_explains_itself(self, section, name):
+        part = registry.load(section, name)
+        assert dataclasses.is_dataclass(part)
+        assert part.__dataclass_params__.frozen
+        assert part.__doc__
+        assert not part.__doc__.startswith(f"{part.__name__}("), "the docstring that dataclass makes up"
+
+    def test_every_field_is_an_option_with_help(self, section, name):
+        for field in dataclasses.fields(registry.load(section, name)):
+            assert field.metadata.get("help", "").strip(), field.name
+            assert field.default is not dataclasses.MISSING, field.name
+
+    def test_defaults_are_values_that_a_user_may_give(self, section, name):
+        part = registry.load(section, name)
+        for field in dataclasses.fields(part):
+            if field.default is not None:
+                found = config.coerce(part, field.name, field.default, field.name)
+                assert (found, type(found)) == (field.default, type(field.default)), field.name
+
+    def test_no_option_takes_a_name_that_means_something_else(self, section, name):
+        names = {field.name for field in dataclasses.fields(registry.load(section, name))}
+        assert names.isdisjoint({"name", "help", "version", "file_name", *config.SECTIONS})
+        assert section == "workload" or names.isdisjoint({f.name for f in dataclasses.fields(config.RunOptions)})
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize(("algorithm", "workload"), PAIRS)
+class TestEveryCombination:
+    def test_its_configuration_is_complete_and_its_names_are_unambiguous(self, algorithm, workload, compressor):
+        names = {"workload": workload, "algorithm": algorithm, "compressor": compressor}
+        owners = [config.RunOptions, *(registry.load(section, name) for section, name in names.items())]
+        fields = [field.name for owner in owners for field in dataclasses.fields(owner)]
+        assert len(fields) == len(set(fields)), fields
+        run = config.assemble(names)
+        assert config.assemble({}, tomllib.loads(run.to_toml()), "config.toml") == run
+
+    @pytest.mark.parametrize("levels", [0, 5])
+    def test_two_rounds(self, algorithm, workload, compressor, levels, tmp_path):
+        """Pure, repeatable, finite, of one shape; and a checkpoint in between changes nothing."""
+        place = problem(workload)
+        compress = registry.load("compressor", compressor)(quantize=levels) if levels else None
+        fed = dataclasses.replace(place.fed, compressor=compress)
+        method = registry.load("algorithm", algorithm)()
+        start = place.start()
+        before = start.copy()
+
+        first = method.init(fed.at(0), start)
+        second = method.round(first, fed.at(1))
+        kept = bits(second)
+        third = method.round(second, fed.at(2))
+        assert bits(second) == kept, "a round changed the state it was given"
+        np.testing.assert_array_equal(start, before)
+        assert bits(method.round(second, fed.at(2))) == bits(third), "the same round gave other bits"
+        assert bits(method.init(fed.at(0), before)) == bits(first)
+
+        for state in (first, second, third):
+            assert isinstance(state, method.state_type)
+            solution = method.solution(state)
+            assert (solution.shape, solution.dtype) == (start.shape, start.dtype)
+            assert all(np.isfinite(part).all() for part in arrays(state))
+            assert all(np.asarray(array).size for array in method.outputs(state).values())
+            assert math.isfinite(place.metrics(solution, fed.at(2))["objective"])
+
+        save(tmp_path, Checkpoint(1, second, {}, {}), fed)
+        loaded = load(tmp_path / "round-00000001", method.state_type, fed).state
+        assert bits(loaded) == kept
+        assert bits(method.round(loaded, fed.at(2))) == bits(third)
+
+    def test_ranks_change_no_bit(self, algorithm, workload, compressor):
+        def two_rounds(comm):
+            options = registry.load("workload", workload)(**SMALL[workload])
+            compress = registry.load("compressor", compressor)(quantize=3)
+            built = options.build(Federation(options.clients, Streams(1), comm, compress))
+            method = registry.load("algorithm", algorithm)()
+            state = method.init(built.fed.at(0), built.start())
+            for number in (1, 2):
+                state = method.round(state, built.fed.at(number))
+            solution = method.solution(state)
+            return solution.tobytes(), built.metrics(solution, built.fed.at(2))
+
+        ranks = 3
+        alone = two_rounds(Federation(1).communicator)
+        assert on_ranks(ranks, two_rounds) == [alone] * ranks
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+class TestAlgorithms:
+    def test_what_it_declares(self, name):
+        method = registry.load("algorithm", name)
+        assert isinstance(method.needs, tuple)
+        assert all(getattr(need, "_is_protocol", False) for need in method.needs)
+        assert dataclasses.is_dataclass(method.state_type)
+        assert method.state_type.__dataclass_params__.frozen
+
+    def test_it_runs_somewhere(self, name):
+        assert any(fits(name, workload) for workload in WORKLOADS)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+class TestWorkloads:
+    def test_its_clients_can_what_it_offers(self, name):
+        place, offers = problem(name), registry.load("workload", name).offers
+        assert len(place.fed.clients) == place.fed.num_clients
+        for client in place.fed.clients.values():
+            for offer in offers:
+                assert isinstance(client, offer), offer
+
+    def test_its_defaults_are_options_of_a_run_that_is_possible(self, name):
+        workload = registry.load("workload", name)
+        assert fits(workload.defaults["algorithm"], name)
+        run = config.assemble({"workload": name})
+        for key, value in workload.defaults.items():
+            if key in ("algorithm", "compressor"):
+                assert getattr(run, key).name == value
+            else:
+                owners = (run.run, *(getattr(run, section).options for section in config.SECTIONS))
+                assert [getattr(owner, key) for owner in owners if hasattr(owner, key)] == [value], key
+
+    def test_its_pictures_and_compiled_modules_are_there(self, name):
+        from hpcfed import plots
+
+        workload = registry.load("workload", name)
+        for picture in workload.pictures:
+            assert callable(getattr(plots, picture))
+        for module in workload.compiled:
+            importlib.import_module(module)
+
+    def test_what_is_measured_and_kept(self, name):
+        place = problem(name)
+        start = place.start()
+        np.testing.assert_array_equal(place.start(), start)
+        before = start.copy()
+        numbers = place.metrics(start, place.fed.at(1))
+        assert math.isfinite(numbers["objective"])
+        assert all(isinstance(number, float) for number in numbers.values())
+        assert place.metrics(start, place.fed.at(1)) == numbers
+        results = place.results(start)
+        np.testing.assert_array_equal(start, before)
+        assert any(np.array_equal(array, start) for array, _ in results.values())
+        for array, attributes in results.values():
+            assert np.asarray(array).size
+            assert all(isinstance(key, str) for key in attributes)
+
+
+@pytest.mark.parametrize("name", OFFERING[Smooth])
+class TestSmooth:
+    """At a random point of the magnitude of the start, for the first client and the last."""
+
+    def points(self, name):
+        place = problem(name)
+        like = place.start()
+        x = like + np.abs(like).mean() * direction(1, like)
+        clients = list(place.fed.clients.values())
+        return x.astype(like.dtype) + like.dtype.type(0.1), (clients[0], clients[-1])
+
+    def test_the_gradient_is_the_slope_of_the_value(self, name):
+        """Central differences of length h, whose error is that of third derivatives, h^2."""
+        x, clients = self.points(name)
+        for client in clients:
+            gradient = client.gradient(x)
+            assert (gradient.shape, gradient.dtype) == (x.shape, x.dtype)
+            length = math.sqrt(inner(gradient, gradient))
+            for d in (gradient / length, direction(2, x) / math.sqrt(x.size)):
+                h = 1e-2 * math.sqrt(inner(x, x))
+                up, down = (client.value(x + x.dtype.type(s * h) * d) for s in (1, -1))
+                assert (up - down) / (2 * h) == pytest.approx(inner(gradient, d), abs=1e-3 * length)
+
+    def test_the_curvature_is_symmetric_and_bounds_the_value_from_above(self, name):
+        x, clients = self.points(name)
+        for client in clients:
+            u, v = direction(3, x), direction(4, x)
+            hu, hv = client.curvature(u), client.curvature(v)
+            scale = math.sqrt(inner(hu, hu) * inner(v, v))
+            assert inner(hu, v) == pytest.approx(inner(u, hv), abs=1e-4 * scale)
+            for d in (u, v, np.abs(u)):
+                step = (0.3 * d).astype(x.dtype)
+                bound = client.value(x) + inner(client.gradient(x), step) + inner(client.curvature(step), step) / 2
+                assert client.value(x + step) <= bound + 1e-4 * (abs(bound) + client.value(x))
+
+    def test_a_batch_gives_the_gradient_in_the_mean(self, name):
+        """Along one direction: 200 draws, five standard errors."""
+        x, clients = self.points(name)
+        for client in clients:
+            d = direction(5, x)
+            draws = [inner(client.gradient(x, np.random.default_rng(seed), 1), d) for seed in range(200)]
+            error = np.std(draws, ddof=1) / math.sqrt(len(draws))
+            assert error > 0
+            assert np.mean(draws) == pytest.approx(inner(client.gradient(x), d), abs=5 * error)
+
+    def test_a_stream_fixes_the_batch(self, name):
+        x, (client, _) = self.points(name)
+        drawn = [client.gradient(x, np.random.default_rng(seed), 1).tobytes() for seed in (1, 1, 2)]
+        assert drawn[0] == drawn[1] != drawn[2]
+
+    def test_the_gradient_is_the_callers_and_the_point_stays(self, name):
+        x, (client, _) = self.points(name)
+        before, value = x.copy(), client.value(x)
+        gradient = client.gradient(x)
+        kept = gradient.copy()
+        gradient[:] = 0
+        np.testing.assert_array_equal(client.gradient(x), kept)
+        client.curvature(x)
+        np.testing.assert_array_equal(x, before)
+        assert client.value(x) == value
+
+
+@pytest.mark.parametrize("name", OFFERING[LinearComposite])
+class TestLinearComposite:
+    def pieces(self, name):
+        place = problem(name)
+        x = direction(1, place.start())
+        regularizer = next(iter(place.fed.clients.values())).regularizer
+        return regularizer, x, direction(2, regularizer.apply(x))
+
+    def test_it_is_a_regularizer(self, name):
+        assert isinstance(self.pieces(name)[0], Regularizer)
+
+    def test_the_adjoint_is_the_adjoint(self, name):
+        g, x, v = self.pieces(name)
+        scale = math.sqrt(inner(x, x) * inner(v, v))
+        assert inner(g.apply(x), v) == pytest.approx(inner(x, g.adjoint(v)), abs=1e-5 * scale)
+
+    def test_the_norm_is_below_its_bound_and_not_far(self, name):
+        """Power iteration approaches it from below."""
+        g, x, _ = self.pieces(name)
+        for _ in range(200):
+            x = x / np.sqrt(inner(x, x)).astype(x.dtype)
+            x = g.adjoint(g.apply(x))
+        assert g.norm_bound / 2 < math.sqrt(inner(x, x)) <= g.norm_bound * (1 + 1e-5)
+
+    def test_the_dual_prox_is_a_projection(self, name):
+        """The conjugate of a norm is the indicator of a set: its prox projects, onto the same set for every scale."""
+        g, _, v = self.pieces(name)
+        v = 10 * max(1.0, np.abs(g.dual_prox(1e6 * v)).max()) * v
+        projected = g.dual_prox(v.copy())
+        assert not np.array_equal(projected, v)
+        np.testing.assert_allclose(g.dual_prox(projected.copy()), projected, rtol=1e-5, atol=1e-6)
+        for seed in (3, 4):
+            other = g.dual_prox(direction(seed, v) * np.abs(v).max())
+            assert inner(v - projected, other - projected) <= 1e-4 * inner(v, v)
+
+    def test_the_value_is_the_largest_product_with_the_dual_set(self, name):
+        """``g(Bx) = sup_v <Bx, v>`` over the set that the dual prox projects on; far along Bx it is attained."""
+        g, x, v = self.pieces(name)
+        bx, value = g.apply(x), g.value(x)
+        assert value > 0
+        assert inner(bx, g.dual_prox(1e6 * v)) < value
+        assert inner(bx, g.dual_prox((1e8 * bx).astype(bx.dtype))) == pytest.approx(value, rel=1e-4)
+        assert g.value(2 * x) == pytest.approx(2 * value, rel=1e-5)
+
+    def test_the_step_is_its_formula(self, name):
+        g, x, v = self.pieces(name)
+        gradient, gamma, lam = direction(5, x), x.dtype.type(0.3), x.dtype.type(0.9 / g.norm_bound)
+        v = g.dual_prox(v)
+        inputs = (x.copy(), v.copy())
+        change, dual = g.step(x, v, gradient.copy(), float(gamma), float(lam))
+        np.testing.assert_array_equal(x, inputs[0])
+        np.testing.assert_array_equal(v, inputs[1])
+        y = x - gamma * gradient - gamma * g.adjoint(v)
+        expected = g.dual_prox(lam / gamma * g.apply(y) + v)
+        np.testing.assert_allclose(dual, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+        new = x - gamma * gradient - gamma * g.adjoint(expected)
+        np.testing.assert_allclose(x + change, new, rtol=1e-4, atol=1e-5 * np.abs(new).max())
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+class TestCompressors:
+    def mean(self, name, value, levels=2, round=1, clients=1):
+        fed = Federation(clients, compressor=registry.load("compressor", name)(quantize=levels)).at(round)
+        return fed.mean(PerClient(dict.fromkeys(range(clients), value)), lossy=True)
+
+    def test_it_is_off_by_default(self, name):
+        compressor = registry.load("compressor", name)
+        assert compressor().quantize == 0
+        assert compressor.kind in ("ordered", "integer")
+        for module in compressor.compiled:
+            importlib.import_module(module)
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    @pytest.mark.parametrize("shape", [(), (5,), (4, 3, 2), (3, 4, 3, 2)])
+    def test_zero_stays_zero(self, name, dtype, shape):
+        found = self.mean(name, np.zeros(shape, dtype), clients=3)
+        np.testing.assert_array_equal(found, 0)
+        assert np.shape(found) == shape
+        assert shape == () or found.dtype == dtype
+
+    def test_a_stream_fixes_the_message(self, name):
+        value = direction(1, np.empty(40))
+        found = [self.mean(name, value, round=number).tobytes() for number in (1, 1, 2)]
+        assert found[0] == found[1] != found[2]
+
+    def test_it_is_right_in_the_mean(self, name):
+        """400 messages: six standard errors of each element, or ten roundings that are rare and were not seen."""
+        value = np.random.default_rng(1).uniform(0.3, 1, 40) * np.sign(direction(2, np.empty(40)))
+        found = np.array([self.mean(name, value, round=number) for number in range(400)])
+        error = found.std(axis=0, ddof=1) / math.sqrt(len(found))
+        assert error.max() > 0
+        rare = 10 * np.abs(found).max() / len(found)
+        assert (np.abs(found.mean(axis=0) - value) <= np.maximum(6 * error, rare)).all()
+
+    def test_more_levels_err_less(self, name):
+        value = direction(1, np.empty(300))
+        errors = [np.linalg.norm(self.mean(name, value, levels) - value) for levels in (1, 10, 1000)]
+        assert errors[0] > 3 * errors[1] > 9 * errors[2]
+
+
+def test_everything_registered_has_a_module_of_its_own():
+    tables = (registry.ALGORITHMS, registry.WORKLOADS, registry.COMPRESSORS)
+    for section, table in zip(("algorithm", "workload", "compressor"), tables, strict=True):
+        for name, target in table.items():
+            assert inspect.getmodule(registry.load(section, name)).__name__ == target.partition(":")[0]
+            assert name.islower()
