@@ -39,6 +39,9 @@ class Every:
     positive: bool = option(False, "a switch")
     where: Path = option(Path("data"), "a path")
 
+    def build(self, fed: Any) -> Any:
+        raise NotImplementedError
+
 
 EVERY = {"workload": f"{__name__}:Every"}
 

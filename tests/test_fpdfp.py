@@ -123,9 +123,7 @@ def test_fused_lasso_is_the_thresholded_variation_and_the_box_problem():
     b, mu = rng.normal(size=10), 0.25
     variation = solve(Fpdfp(lam=0.24, step="1.0"), federation([b], Norm(np.diff(np.eye(10), axis=0), mu)), 1500, 10)
     both = solve(Fpdfp(lam=0.19, step="1.0"), federation([b], Norm(fused(10), mu)), 1500, 10)
-    np.testing.assert_allclose(
-        both.x, np.sign(variation.x) * np.maximum(np.abs(variation.x) - mu, 0), atol=1e-12
-    )
+    np.testing.assert_allclose(both.x, np.sign(variation.x) * np.maximum(np.abs(variation.x) - mu, 0), atol=1e-12)
     box = lsq_linear(fused(10).T, b, bounds=(-mu, mu), tol=1e-14)
     np.testing.assert_allclose(both.x, b - fused(10).T @ box.x, atol=1e-4)
 
@@ -136,9 +134,7 @@ def test_a_step_signal_is_flattened_by_mu_over_its_lengths(lengths, mu):
     first, second = lengths
     height = 1.0
     b = np.concatenate([np.zeros(first), np.full(second, height)])
-    state = solve(
-        Fpdfp(lam=0.24, step="1.0"), federation([b], Norm(np.diff(np.eye(b.size), axis=0), mu)), 1500, b.size
-    )
+    state = solve(Fpdfp(lam=0.24, step="1.0"), federation([b], Norm(np.diff(np.eye(b.size), axis=0), mu)), 1500, b.size)
     if mu * (1 / first + 1 / second) < height:
         expected = np.concatenate([np.full(first, mu / first), np.full(second, height - mu / second)])
     else:
