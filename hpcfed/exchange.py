@@ -127,12 +127,14 @@ def _sum_of_integers(parcel: Parcel, values: Mapping[int, Array], compressor: An
 
 
 def _sum_in_any_order(parcel: Parcel, values: Mapping[int, Array], shape: Any, dtype: Any) -> Array:
-    total = np.zeros(shape, dtype)
-    for client, value in values.items():
-        weight = 1.0 if parcel.weights is None else parcel.weights[parcel.cohort.index(client)]
-        total += value if weight == 1.0 else value * np.asarray(weight, dtype)
-    nbytes = total.nbytes * len(values)
-    _count_up(parcel, nbytes, 32 * total.size * len(values))
+    weighted = [
+        value if parcel.weights is None else value * np.asarray(parcel.weights[parcel.cohort.index(client)], dtype)
+        for client, value in values.items()
+    ]
+    total = weighted[0] if weighted else np.zeros(shape, dtype)
+    for value in weighted[1:]:
+        total = total + value
+    _count_up(parcel, total.nbytes * len(values), 32 * total.size * len(values))
     result: Array = parcel.communicator.sum(total) / np.asarray(parcel.divisor, dtype)
     return result
 
