@@ -62,7 +62,8 @@ def save(folder: Path, checkpoint: Checkpoint, fed: Federation) -> None:
     written: list[Path] = []
     with _together(communicator, final):
         if first:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for left_behind in folder.glob("*.tmp"):
+                shutil.rmtree(left_behind, ignore_errors=True)
             temporary.mkdir(parents=True)
     with _together(communicator, final):
         if _has_clients(checkpoint.state):
@@ -80,13 +81,18 @@ def save(folder: Path, checkpoint: Checkpoint, fed: Federation) -> None:
     everyone = communicator.gather(sums)
     with _together(communicator, final):
         if first:
-            (temporary / SUMS).write_text("".join(line for part in everyone for line in part), encoding="ascii")
+            # state.h5, which every checkpoint has, comes last: a list that was cut short lacks it.
+            (temporary / SUMS).write_text(
+                "".join(line for part in reversed(everyone) for line in part), encoding="ascii"
+            )
             _sync(temporary / SUMS)
             _sync(temporary)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(temporary, final)
             _sync(folder)
-            for old in _found(folder)[:-KEEP]:
+            # What claims to be of a later round is what this run found damaged when it resumed.
+            trusted = [path for path in _found(folder) if round_of(path) <= checkpoint.round]
+            for old in set(_found(folder)) - set(trusted[-KEEP:]):
                 shutil.rmtree(old, ignore_errors=True)
 
 
@@ -153,12 +159,14 @@ def load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
         if file.attrs["num_clients"] != fed.num_clients:
             raise CheckpointError(
                 f"checkpoint {path} is of {file.attrs['num_clients']} clients, the run of {fed.num_clients}"
-            )
+            ).on_all_ranks()
         opened = [_open(part) for part in sorted(path.glob("clients-*.h5"))]
         try:
             state = _read(file, "state", state_type, opened, fed.local, fed.device)
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"checkpoint {path} does not hold a {state_type.__name__}: {error}") from error
+            raise CheckpointError(
+                f"checkpoint {path} does not hold a {state_type.__name__}: {error}"
+            ).on_all_ranks() from error
         finally:
             for other in opened:
                 other.close()
@@ -202,8 +210,9 @@ def _read(group: Any, name: str, hint: Any, files: list[Any], own: Sequence[int]
         inner_hint = (*typing.get_args(hint), Any)[0]
         values = {}
         for client in own:
-            holder = next(file[item.name] for file in files if str(client) in file[item.name])
-            values[client] = _read(holder, str(client), inner_hint, [], [], device)
+            holders = [file[item.name] for file in files if str(client) in file[item.name]]
+            if holders:  # a client outside the cohort that left these values has none
+                values[client] = _read(holders[0], str(client), inner_hint, [], [], device)
         return PerClient(values)
     if isinstance(item, h5py.Group):
         state_type = _dataclass_of(hint)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 
 import click
 
-from hpcfed import __version__, communicator, config, flags, registry, run_folder
+from hpcfed import __version__, communicator, config, errors, flags, registry, run_folder
 from hpcfed.communicator import Communicator, SerialCommunicator
 from hpcfed.errors import ConfigError, HpcfedError
 
@@ -100,6 +100,9 @@ def _explain(error: BaseException) -> int:
     """Print one line for an error and return the exit status that it stands for."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     if isinstance(error, click.ClickException):
         hint = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "hpcfed"
         click.echo(f"hpcfed: {error.format_message()} (see {hint} --help)", err=True)
@@ -114,8 +117,7 @@ def _explain(error: BaseException) -> int:
         return error.status
     if os.environ.get("HPCFED_TRACEBACK"):
         traceback.print_exception(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    line = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    line = f" at {errors.place(error)}" if errors.place(error) else ""
     text = " ".join(str(error).split()) or "no message"
     click.echo(
         f"hpcfed: {type(error).__name__}: {text}{place}{line}; HPCFED_TRACEBACK=1 shows the whole traceback", err=True
@@ -190,7 +192,10 @@ def _run_command(args: list[str]) -> click.Command:
         _start(config.assemble({"workload": name, **given}, file, str(path)))
 
     argument = click.Argument(["file_name"], metavar="FILE")
-    return flags.workload_command(name, args, action, params=[argument])
+    tables = {section: file.get(section) for section in ("algorithm", "compressor")}
+    names = {section: table.get("name") for section, table in tables.items() if isinstance(table, Mapping)}
+    named = {section: name for section, name in names.items() if isinstance(name, str)}
+    return flags.workload_command(name, args, action, params=[argument], named=named)
 
 
 def _start(configuration: config.RunConfig) -> None:
@@ -200,8 +205,13 @@ def _start(configuration: config.RunConfig) -> None:
     session: Session = click.get_current_context().obj
     config.refuse_ranks(configuration, session.communicator.size)
     folder = run_folder.create(configuration.run.out, configuration.workload.name)
-    folder.config.write_text(configuration.to_toml(), encoding="utf-8")
-    session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]])))
+    folder.write_config(configuration.to_toml())
+    try:
+        session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]])))
+    except HpcfedError as error:
+        if error.status == ConfigError.status:
+            folder.discard()
+        raise
     _conclude(folder)
 
 
@@ -249,7 +259,7 @@ def resume(directory: str, rounds: int | None) -> None:
     if newest is None:
         logger.warning("%s has no checkpoint yet: starting from the beginning", folder.path)
     folder.result.unlink(missing_ok=True)
-    folder.config.write_text(configuration.to_toml(), encoding="utf-8")
+    folder.write_config(configuration.to_toml())
     folder.keep_history(done if newest is not None else -1)
     session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]]), newest))
     _conclude(folder)
@@ -263,7 +273,7 @@ def show(directory: str, as_json: bool) -> None:
     from hpcfed import summary
 
     facts = summary.facts(run_folder.open_existing(directory))
-    click.echo(json.dumps(facts) if as_json else summary.table(facts))
+    click.echo(json.dumps(summary.strict(facts), allow_nan=False) if as_json else summary.table(facts))
 
 
 @commands.command()

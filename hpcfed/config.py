@@ -56,7 +56,7 @@ class RunOptions:
             If ``checkpoint_every`` is neither a whole number nor a duration.
         """
         text = self.checkpoint_every.strip()
-        if text.isdigit():
+        if text.isascii() and text.isdigit():
             return int(text), 0.0
         match = _DURATION.fullmatch(text)
         if match is None:
@@ -130,7 +130,9 @@ def assemble(given: Mapping[str, Any], file: Mapping[str, Any] | None = None, so
     owners = {"run": RunOptions, **classes}
     for section, owner in owners.items():
         known = {field.name for field in dataclasses.fields(owner)}
-        values = {key: value for key, value in defaults.items() if key in known}
+        # What the workload presets for its own method or compressor says nothing about another one.
+        preset = section in ("run", "workload") or names[section] == workload_class.defaults[section]
+        values = {key: value for key, value in defaults.items() if preset and key in known}
         for key, value in tables[section].items():
             if key not in known:
                 raise ConfigError(
@@ -182,6 +184,8 @@ def coerce(owner: type, name: str, value: Any, shown: str) -> Any:
     hint = hints(owner)[name]
     if _bare(hint) is str and type(value) in (int, float):
         value = str(value)  # block = 512 or step = 0.1 in a file
+    if type(value) is bool and bool not in (hint, _bare(hint)):
+        raise ConfigError(f"{shown}: input should not be true or false")
     if isinstance(value, str) and typing.get_origin(_bare(hint)) is tuple:
         value = [piece.strip() for piece in value.split(",")]
     try:

@@ -6,6 +6,8 @@ turns it into an exit status.
 
 from __future__ import annotations
 
+import pickle
+import traceback
 from typing import Self
 
 
@@ -49,3 +51,21 @@ class Interrupted(HpcfedError):
     """The run was asked to stop, wrote a checkpoint, and can be resumed."""
 
     status = 75
+
+
+def place(error: BaseException) -> str:
+    """``file:line`` of where an error was raised, also on another rank; empty if unknown."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return getattr(error, "place", f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "")
+
+
+def portable(error: Exception) -> Exception:
+    """The error as one that other ranks can be told: it knows its `place`, and survives pickling."""
+    error.place = place(error)  # type: ignore[attr-defined]
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        stand_in = RuntimeError(f"{type(error).__name__}: {error}")
+        stand_in.__dict__.update(place=place(error), __notes__=getattr(error, "__notes__", []))
+        return stand_in
+    return error

@@ -16,10 +16,14 @@ import numpy as np
 
 from hpcfed import devices, exchange
 from hpcfed.communicator import Communicator, SerialCommunicator
+from hpcfed.errors import portable
 from hpcfed.ledger import Ledger
 from hpcfed.streams import Purpose, Streams
 
 T = TypeVar("T")
+
+# Calls of a round are numbered from 0, those of the measurements after it from here.
+MEASUREMENT_CALLS = 1 << 20
 
 
 class PerClient(Mapping[int, T], Generic[T]):
@@ -84,6 +88,10 @@ class Federation:
         """This federation in another round; streams of different rounds are independent."""
         return replace(self, round=round, cohort=(), _calls=itertools.count())
 
+    def beside(self, round: int) -> Federation:
+        """This federation as measurements after a round use it: with streams that the round itself does not touch."""
+        return replace(self.at(round), _calls=itertools.count(MEASUREMENT_CALLS))
+
     def sample(self, count: int | None) -> Federation:
         """This round's cohort: ``count`` clients, uniformly without replacement, the same on every rank.
 
@@ -91,6 +99,8 @@ class Federation:
         """
         if count is None or count == self.num_clients:
             return self
+        if not 0 < count < self.num_clients:
+            raise ValueError(f"a cohort of {count} out of {self.num_clients} clients")
         stream = self.streams.generator(Purpose.COHORT, self.round, next(self._calls))
         chosen = stream.choice(self.num_clients, size=count, replace=False)
         return replace(self, cohort=tuple(sorted(chosen.tolist())))
@@ -123,7 +133,7 @@ class Federation:
                 made[client] = function(client, self.streams.generator(Purpose.DATA, client=client))
             except Exception as error:
                 error.add_note(f"client {client}, while its data were built")
-                failure = (client, error)
+                failure = (client, portable(error))
                 break
         failures = [reported for reported in self.communicator.gather(failure) if reported is not None]
         if failures:
@@ -216,7 +226,7 @@ class Federation:
             try:
                 result = function()
             except Exception as error:
-                failure = error
+                failure = portable(error)
         self.communicator.wait()
         is_array, failure = self.communicator.broadcast((isinstance(result, np.ndarray), failure))
         if failure is not None:

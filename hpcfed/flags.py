@@ -6,6 +6,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import click
@@ -31,7 +32,14 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(rows)
 
 
-def workload_command(workload: str, args: list[str], action: Callable[..., Any], *, params: Any = ()) -> click.Command:
+def workload_command(
+    workload: str,
+    args: list[str],
+    action: Callable[..., Any],
+    *,
+    params: Any = (),
+    named: Mapping[str, str] = MappingProxyType({}),
+) -> click.Command:
     """The command that runs a workload: options of the run, the workload and whatever fits it.
 
     Parameters
@@ -39,11 +47,15 @@ def workload_command(workload: str, args: list[str], action: Callable[..., Any],
     workload : its name.
     args : the words that follow on the command line; an algorithm or compressor of the user's own that they name
         adds its options.
+    named : the names of the algorithm and the compressor that a configuration file gives.
     action : called with the options that were given, by field name, and those of ``params``.
     """
     workload_class = registry.load("workload", workload)
     defaults = workload_class.defaults
-    chosen = {section: _named(args, section) or defaults[section] for section in ("algorithm", "compressor")}
+    chosen = {
+        section: _named(args, section) or named.get(section) or defaults[section]
+        for section in ("algorithm", "compressor")
+    }
     algorithms = _with_own(registry.fitting_algorithms(workload), chosen["algorithm"])
     compressors = _with_own(list(registry.COMPRESSORS), chosen["compressor"])
     options: dict[str, click.Option] = {}

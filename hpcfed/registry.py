@@ -25,6 +25,13 @@ COMPRESSORS = {
     "grid": "hpcfed.compressors.grid:Grid",
 }
 
+# What a class of the user's own must have to be one of these; the rest is said in `hpcfed.protocols`.
+_MARKS = {
+    "algorithm": ("needs", "state_type", "init", "round"),
+    "workload": ("offers", "defaults", "build", "clients"),
+    "compressor": ("kind", "quantize"),
+}
+
 _TABLES = {"algorithm": ALGORITHMS, "workload": WORKLOADS, "compressor": COMPRESSORS}
 
 
@@ -37,14 +44,20 @@ def load(kind: str, name: str) -> Any:
         If there is no such name, with the names that exist.
     """
     table = _TABLES[kind]
+    if not isinstance(name, str):
+        raise ConfigError(f"{kind} {name!r} is no name: use one of {', '.join(table)}, or module:Class for your own")
     target = name if ":" in name else table.get(name)
     if target is None:
         raise ConfigError(f"{kind} {name!r} is unknown: use one of {', '.join(table)}, or module:Class for your own")
     module, _, attribute = target.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        loaded = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{kind} {name!r} cannot be loaded: {error}") from error
+    missing = [each for each in _MARKS[kind] if not hasattr(loaded, each)]
+    if missing:
+        raise ConfigError(f"{kind} {name!r} is none: it lacks {', '.join(missing)} (see hpcfed.protocols)")
+    return loaded
 
 
 def fitting_algorithms(workload: str) -> list[str]:

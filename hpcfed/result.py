@@ -83,7 +83,7 @@ def _write_history(group: Any, folder: RunFolder) -> None:
     records = folder.history()
     for name in {key: None for record in records for key in record if key != "seconds"}:
         group.create_dataset(name, data=np.array([record.get(name, np.nan) for record in records]))
-    for name in records[0]["seconds"] if records else ():
+    for name in {key: None for record in records for key in record["seconds"]}:
         values = [record["seconds"].get(name, 0.0) for record in records]
         group.create_dataset(f"seconds/{name}", data=np.array(values))
 

@@ -15,6 +15,7 @@ import datetime
 import json
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,22 @@ class RunFolder:
     def keep_history(self, last_round: int) -> None:
         """Drop the records after a round: a run that resumes there writes them again."""
         kept = [record for record in self.history() if record["round"] <= last_round]
-        temporary = self.metrics.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        os.replace(temporary, self.metrics)
+        _replace(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def write_config(self, text: str) -> None:
+        """Write ``config.toml``, all or nothing."""
+        _replace(self.config, text)
+
+    def discard(self) -> None:
+        """Remove the folder of a run that could not begin; one that holds a checkpoint or a record stays."""
+        if not self.history() and not any(self.checkpoints.iterdir()):
+            shutil.rmtree(self.path)
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def create(requested: str | None, workload: str) -> RunFolder:

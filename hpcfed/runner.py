@@ -7,7 +7,6 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,8 @@ class _Execution:
         problem = workload.build(fed)
         fed = problem.fed
         if self.run.resume_from is None:
-            state, first = algorithm.init(fed.at(0), problem.start()), 0
+            start = problem.start()
+            state, first = algorithm.init(fed, start), 0
         else:
             saved = checkpoint.load(self.run.resume_from, algorithm.state_type, fed)
             state, first = saved.state, saved.round
@@ -118,7 +118,7 @@ class _Execution:
                     change = norm(solution - before) / max(norm(solution), 1e-30)
                     latest = self._record(problem, fed, solution, number, _participants(algorithm, fed), change)
                     records.write(latest)
-                    self._refuse_divergence(latest)
+                    self._refuse_divergence(number, "objective", latest["objective"])
                 del before
                 progress.update(number, latest)
                 stop, due = self._agree(
@@ -126,6 +126,7 @@ class _Execution:
                 )
                 due = due or (bool(every_rounds) and number % every_rounds == 0)
                 if stop or due or number == run.rounds:
+                    self._refuse_divergence(number, "norm of the solution", norm(solution))
                     self._save(state, fed, number)
                     saved_time = time.monotonic()
                 if stop and number < run.rounds:
@@ -138,7 +139,8 @@ class _Execution:
             progress.close()
         if speaks:
             result.write(folder, self.run, problem, algorithm, state, self.communicator.size)
-            _draw(folder)
+            if self.run.config.workload.options.pictures:
+                _draw(folder)
         self.communicator.wait()
 
     def _record(
@@ -146,7 +148,7 @@ class _Execution:
     ) -> dict[str, Any]:
         """The line of a recorded round. Measuring is neither charged to the method nor counted as its messages."""
         with self.ledger.clock("metrics"), self.ledger.uncounted():
-            metrics = problem.metrics(solution, fed.at(number))
+            metrics = problem.metrics(solution, fed.beside(number))
         seconds = self._seconds()
         record = {"round": number, **metrics, "participants": participants, **self.ledger.traffic, "seconds": seconds}
         if not math.isnan(change):
@@ -170,15 +172,13 @@ class _Execution:
         verdict = self.communicator.maximum(np.array([stop, due], np.int32))
         return bool(verdict[0]), bool(verdict[1])
 
-    def _refuse_divergence(self, record: Mapping[str, Any]) -> None:
-        if math.isfinite(record["objective"]):
+    def _refuse_divergence(self, number: int, name: str, value: float) -> None:
+        if math.isfinite(value):
             return
         algorithm = self.run.config.algorithm
         step = getattr(algorithm.options, "step", None)
         remedy = "choose a smaller step" if step is None else f"choose --step below {step}"
-        raise DivergedError(
-            f"{algorithm.name} diverged: objective {record['objective']} at round {record['round']}: {remedy}"
-        ).on_all_ranks()
+        raise DivergedError(f"{algorithm.name} diverged: {name} {value} at round {number}: {remedy}").on_all_ranks()
 
 
 def _draw(folder: RunFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,13 @@ def facts(folder: RunFolder) -> dict[str, Any]:
         "seconds": last.pop("seconds", {}),
         "metrics": {name: value for name, value in last.items() if name != "round"},
     }
+
+
+def strict(value: Any) -> Any:
+    """The value with None for NaN and infinities, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {name: strict(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(facts: Mapping[str, Any]) -> str:

@@ -49,7 +49,7 @@ class Quadratics:
         "rounds": 20,
         "device": "cpu",
     }
-    pictures: ClassVar[tuple[str, ...]] = ("convergence",)
+    pictures: ClassVar[tuple[str, ...]] = ()
     compiled: ClassVar[tuple[str, ...]] = ()
 
     clients: int = option(5, "number of clients")

@@ -60,8 +60,9 @@ def save(figure: Figure, path: Path) -> Path:
 def title(folder: RunFolder) -> str:
     """A run in a line."""
     known = configuration(folder)
-    compressor = known.get("compressor.name", "none")
-    facts = [known.get("algorithm.name", "?") + (f" with {compressor}" if compressor != "none" else "")]
+    levels = known.get("compressor.quantize", 0)
+    quantized = f", {known.get('compressor.name')} with {levels} levels" if levels else ""
+    facts = [known.get("algorithm.name", "?") + quantized]
     facts += [f"{known['workload.clients']} clients"] if "workload.clients" in known else []
     return f"{folder.path.resolve().name}: {', '.join(facts)}"
 
