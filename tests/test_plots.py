@@ -112,7 +112,7 @@ def test_curves_are_the_recorded_numbers(tmp_path, drawn):
     assert seconds.get_xlabel() == "time, s"
     assert data(seconds) == ([0, 3, 6, 9, 12], psnr)
     assert data(panel(figure, "objective")) == ([0, 1, 2, 3, 4], [2000, 1500, 1250, 1125, 1062.5])
-    assert "one: fpdfp with qsgd, 17 clients" in figure.get_suptitle()
+    assert "one: fpdfp, 17 clients" in figure.get_suptitle()
 
 
 def test_only_metrics_that_exist_have_panels(tmp_path, drawn):
