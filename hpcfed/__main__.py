@@ -9,7 +9,11 @@ from hpcfed import environment
 
 def main() -> None:
     """The ``hpcfed`` command."""
-    tuned = {} if "--no-mpi-tuning" in sys.argv else environment.tune()
+    leave_alone = "--no-mpi-tuning" in sys.argv
+    if leave_alone:  # anywhere on the line: it is no option of a command
+        sys.argv.remove("--no-mpi-tuning")
+    tuned = {} if leave_alone else environment.tune()
+    environment.return_freed_memory()
     from hpcfed import cli
 
     cli.main(tuned)

@@ -222,7 +222,7 @@ def _conclude(folder: run_folder.RunFolder) -> None:
     click.echo(summary.closing(folder))
 
 
-@commands.command(name="run")
+@commands.command(name="run", short_help="Run a configuration file, such as jobs/ct.toml.")
 @click.argument("file", metavar="FILE")
 def run_file(file: str) -> None:
     """Run a configuration FILE, such as the config.toml of a run folder.
@@ -232,7 +232,7 @@ def run_file(file: str) -> None:
     raise ConfigError(f"hpcfed run {file}: give the FILE first, then options")
 
 
-@commands.command()
+@commands.command(short_help="Go on with a run from its last checkpoint.")
 @click.argument("directory", metavar="DIR")
 @click.option("--rounds", type=int, help="Go on to this many rounds in all instead of the configured number.")
 def resume(directory: str, rounds: int | None) -> None:
@@ -265,7 +265,7 @@ def resume(directory: str, rounds: int | None) -> None:
     _conclude(folder)
 
 
-@commands.command()
+@commands.command(short_help="Print what a run is and how far it has come.")
 @click.argument("directory", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(directory: str, as_json: bool) -> None:
@@ -276,7 +276,7 @@ def show(directory: str, as_json: bool) -> None:
     click.echo(json.dumps(summary.strict(facts), allow_nan=False) if as_json else summary.table(facts))
 
 
-@commands.command()
+@commands.command(short_help="Draw one run, or several over one another.")
 @click.argument("directories", metavar="DIR...", nargs=-1, required=True)
 @click.option("--out", type=str, help="Picture to write  [default: DIR/convergence.png, compare.png for several].")
 def plot(directories: tuple[str, ...], out: str | None) -> None:
@@ -288,7 +288,7 @@ def plot(directories: tuple[str, ...], out: str | None) -> None:
         click.echo(picture)
 
 
-@commands.command(name="list")
+@commands.command(name="list", short_help="List what there is and what fits together.")
 def list_() -> None:
     """List algorithms, workloads and compressors, and which fit together."""
     from hpcfed import summary
@@ -296,7 +296,7 @@ def list_() -> None:
     click.echo(summary.catalogue())
 
 
-@commands.command()
+@commands.command(short_help="Check this machine and say what to do.")
 def doctor() -> None:
     """Check MPI, HDF5, ASTRA, CUDA, threads and memory, and say what to do. Works under mpirun, too."""
     from hpcfed.doctor import Examination

@@ -16,7 +16,7 @@ from hpcfed.lipschitz import lipschitz_constant
 from hpcfed.streams import Streams
 from hpcfed.workloads.ct import Ct
 
-SMALL = ["--shape", "24,24,8", "--views", "34", "--detector", "36", "--rounds", "6"]
+SMALL = ["--shape", "24,24,8", "--views", "34", "--detector", "36", "--rounds", "6", "--record-every", "1"]
 FEDERATED = [*SMALL, "--participants", "5", "--quantize", "100", "--batch", "1"]
 
 
@@ -129,7 +129,7 @@ def test_a_default_run_improves_on_filtered_back_projection(hpcfed, tmp_path):
         assert file["volume"].shape == file["reference"].shape == (48, 48, 12)
         assert file["dual"].shape == (3, 48, 48, 12)
         assert file["volume"].attrs["rotation_axis"] == 35.5
-        assert file["history/psnr"].shape == (61,)
+        assert file["history/psnr"].shape == (13,)
         assert file["provenance"].attrs["command"].startswith("hpcfed ct")
 
 

@@ -60,7 +60,7 @@ def save(figure: Figure, path: Path) -> Path:
 def title(folder: RunFolder) -> str:
     """A run in a line."""
     known = configuration(folder)
-    levels = known.get("compressor.quantize", 0)
+    levels = int(known.get("compressor.quantize", 0))
     quantized = f", {known.get('compressor.name')} with {levels} levels" if levels else ""
     facts = [known.get("algorithm.name", "?") + quantized]
     facts += [f"{known['workload.clients']} clients"] if "workload.clients" in known else []

@@ -50,7 +50,13 @@ class Ct:
         "of a 3D Shepp-Logan phantom; --phantom takes a volume of your own, --projections a measured scan."
     )
     offers: ClassVar[tuple[type, ...]] = (Smooth, LinearComposite)
-    defaults: ClassVar[Mapping[str, Any]] = {"algorithm": "fpdfp", "compressor": "qsgd", "rounds": 200, "step": "1.9/L"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "algorithm": "fpdfp",
+        "compressor": "qsgd",
+        "rounds": 200,
+        "record_every": 5,
+        "step": "1.9/L",
+    }
     pictures: ClassVar[tuple[str, ...]] = ("convergence", "slices")
     compiled: ClassVar[tuple[str, ...]] = (
         "hpcfed.operators.parallel_beam_kernels",
