@@ -9,14 +9,13 @@ from hpcfed import environment
 
 def main() -> None:
     """The ``hpcfed`` command."""
-    leave_alone = "--no-mpi-tuning" in sys.argv
-    if leave_alone:  # anywhere on the line: it is no option of a command
-        sys.argv.remove("--no-mpi-tuning")
-    tuned = {} if leave_alone else environment.tune()
+    # This option may stand anywhere on the line: it must be known before the line is parsed.
+    args = [word for word in sys.argv[1:] if word != "--no-mpi-tuning"]
+    tuned = environment.tune() if len(args) == len(sys.argv) - 1 else {}
     environment.return_freed_memory()
     from hpcfed import cli
 
-    cli.main(tuned)
+    cli.main(tuned, args)
 
 
 if __name__ == "__main__":

@@ -44,9 +44,11 @@ class Regularizer(Protocol):
     Attributes
     ----------
     norm_bound : an upper bound of ``rho_max(B B^T)``.
+    identity : whether B is the identity.
     """
 
     norm_bound: float
+    identity: bool
 
     def apply(self, x: Array) -> Array:
         """``B x``."""
@@ -60,12 +62,26 @@ class Regularizer(Protocol):
     def value(self, x: Array) -> float:
         """``g(B x)``."""
 
+    def project(self, x: Array) -> Array:
+        """The nearest point of the constraint set; ``x`` itself where there is no constraint."""
+
     def step(self, x: Array, v: Array, gradient: Array, gamma: float, lam: float) -> tuple[Array, Array]:
         """One primal-dual fixed-point step from (x, v): ``(x_new - x, v_new)``. It may overwrite ``gradient``.
 
         ``y = P(x - gamma gradient - gamma B^T v)``, ``v_new = dual_prox((lam/gamma) B y + v)``,
         ``x_new = P(x - gamma gradient - gamma B^T v_new)``, with P the projection on a constraint set, if any.
         """
+
+
+@runtime_checkable
+class Proximal(Protocol):
+    """A client that knows the regularizer ``psi`` that all clients share, whose proximal map is easy.
+
+    ``regularizer.value(x)`` is ``psi(x)``, and ``regularizer.prox(x, weight)``, of the type of x and for any weight at
+    least 0, is ``argmin_z weight psi(z) + 1/2 |z - x|^2``. It may be a `Regularizer` as well, with ``psi(x) = g(Bx)``.
+    """
+
+    regularizer: Any
 
 
 def explain_missing(algorithm: str, needs: tuple[type, ...], workload: str, offers: tuple[type, ...]) -> str | None:

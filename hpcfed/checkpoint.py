@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import logging
 import os
+import re
 import shutil
 import types
 import typing
@@ -25,7 +26,7 @@ import h5py
 import numpy as np
 
 from hpcfed import devices
-from hpcfed.communicator import Communicator
+from hpcfed.communicator import Communicator, together
 from hpcfed.errors import CheckpointError
 from hpcfed.federation import Federation, PerClient
 
@@ -60,12 +61,12 @@ def save(folder: Path, checkpoint: Checkpoint, fed: Federation) -> None:
     final = folder / f"round-{checkpoint.round:08d}"
     temporary = final.with_suffix(".tmp")
     written: list[Path] = []
-    with _together(communicator, final):
+    with _writing(communicator, final):
         if first:
             for left_behind in folder.glob("*.tmp"):
                 shutil.rmtree(left_behind, ignore_errors=True)
             temporary.mkdir(parents=True)
-    with _together(communicator, final):
+    with _writing(communicator, final):
         if _has_clients(checkpoint.state):
             written.append(temporary / f"clients-{communicator.rank:04d}.h5")
             with _new_file(written[-1]) as file:
@@ -79,7 +80,7 @@ def save(folder: Path, checkpoint: Checkpoint, fed: Federation) -> None:
                 _write(file, "state", checkpoint.state, replicated=True)
         sums = [f"{_sha256(path)}  {path.name}\n" for path in written]
     everyone = communicator.gather(sums)
-    with _together(communicator, final):
+    with _writing(communicator, final):
         if first:
             # state.h5, which every checkpoint has, comes last: a list that was cut short lacks it.
             (temporary / SUMS).write_text(
@@ -121,6 +122,11 @@ def latest(folder: Path) -> Path | None:
     return None
 
 
+def last_round(folder: Path) -> int:
+    """The round of the newest checkpoint, whole or not; 0 if there is none."""
+    return max((round_of(path) for path in _found(folder)), default=0)
+
+
 def round_of(path: Path) -> int:
     """The round after which a checkpoint was written."""
     return int(path.name.removeprefix("round-"))
@@ -155,18 +161,25 @@ def load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
     CheckpointError
         If it does not hold a state of this type for this number of clients.
     """
+    with together(fed.communicator):
+        return _load(path, state_type, fed)
+
+
+def _load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
     with _open(path / "state.h5") as file:
+        if file.attrs.get("format") != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {path} has format {file.attrs.get('format')}, this hpcfed reads {FORMAT}"
+            )
         if file.attrs["num_clients"] != fed.num_clients:
             raise CheckpointError(
                 f"checkpoint {path} is of {file.attrs['num_clients']} clients, the run of {fed.num_clients}"
-            ).on_all_ranks()
+            )
         opened = [_open(part) for part in sorted(path.glob("clients-*.h5"))]
         try:
             state = _read(file, "state", state_type, opened, fed.local, fed.device)
         except (KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"checkpoint {path} does not hold a {state_type.__name__}: {error}"
-            ).on_all_ranks() from error
+            raise CheckpointError(f"checkpoint {path} does not hold a {state_type.__name__}: {error}") from error
         finally:
             for other in opened:
                 other.close()
@@ -247,7 +260,7 @@ def _has_clients(state: Any) -> bool:
 
 
 def _found(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("round-*") if path.is_dir() and path.suffix != ".tmp")
+    return sorted(path for path in folder.glob("round-*") if re.fullmatch(r"round-\d{8,}", path.name))
 
 
 def _open(path: Path) -> Any:
@@ -279,13 +292,11 @@ def _sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _together(communicator: Communicator, path: Path) -> Iterator[None]:
-    """A block that fails on every rank if it fails on one, so that no rank waits for another that has left."""
-    failure = None
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        failure = f"checkpoint {path} cannot be written: {getattr(error, 'strerror', None) or error}"
-    failures = [reported for reported in communicator.gather(failure) if reported is not None]
-    if failures:
-        raise CheckpointError(failures[0]).on_all_ranks()
+def _writing(communicator: Communicator, path: Path) -> Iterator[None]:
+    """A block of writing, `together`; what the system says against it becomes a CheckpointError."""
+    with together(communicator):
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"checkpoint {path} cannot be written: {reason}") from error

@@ -48,15 +48,15 @@ class Session:
         job.execute(self.communicator)
 
 
-def main(tuned: Mapping[str, str]) -> NoReturn:
-    """Run the command line of this process and leave with its status."""
-    sys.path.append(os.getcwd())  # where module:Class of the user's own is looked for, on every rank
+def main(tuned: Mapping[str, str], args: list[str]) -> NoReturn:
+    """Run the command line ``args`` and leave with its status."""
     world: Communicator = SerialCommunicator()
     try:
-        world = communicator.connect()
+        sys.path.append(os.getcwd())  # where module:Class of the user's own is looked for, on every rank
+        world = _connect(args)
         logging.basicConfig(format="hpcfed: %(message)s", level=logging.WARNING)
         logging.getLogger("hpcfed").setLevel(logging.INFO if world.rank == 0 else logging.ERROR)
-        status = _lead(Session(world, tuned)) if world.rank == 0 else _follow(world)
+        status = _lead(Session(world, tuned), args) if world.rank == 0 else _follow(world)
     except BaseException as error:
         everywhere = getattr(error, "everywhere", False)
         status = _explain(error) if world.rank == 0 or not everywhere else getattr(error, "status", 1)
@@ -67,10 +67,23 @@ def main(tuned: Mapping[str, str]) -> NoReturn:
     sys.exit(status)
 
 
-def _lead(session: Session) -> int:
+def _connect(args: list[str]) -> Communicator:
+    """The ranks. The doctor must also run where launcher and MPI library do not fit: it is called to say so."""
+    try:
+        return communicator.connect()
+    except ConfigError as error:
+        if communicator.launched_rank(os.environ) != 0:  # every process believes it is alone: one of them speaks
+            sys.exit(error.status)
+        if args[:1] != ["doctor"]:
+            raise
+        click.echo(f"!! {error}")
+        return SerialCommunicator()
+
+
+def _lead(session: Session, args: list[str]) -> int:
     """Rank 0: read the command line; start a job on all ranks or send them home."""
     try:
-        outcome = commands.main(prog_name="hpcfed", standalone_mode=False, obj=session)
+        outcome = commands.main(args, prog_name="hpcfed", standalone_mode=False, obj=session)
         status = outcome if isinstance(outcome, int) else 0
     except BaseException as error:
         if session.started:
@@ -108,7 +121,7 @@ def _explain(error: BaseException) -> int:
         click.echo(f"hpcfed: {error.format_message()} (see {hint} --help)", err=True)
         return error.exit_code
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
-        click.echo("hpcfed: interrupted: go on with hpcfed resume DIR if a checkpoint was written", err=True)
+        click.echo("hpcfed: interrupted: hpcfed resume goes on from the last checkpoint, if there is one", err=True)
         return 130
     where = "; ".join(getattr(error, "__notes__", []))
     place = f" ({where})" if where else ""
@@ -208,9 +221,8 @@ def _start(configuration: config.RunConfig) -> None:
     folder.write_config(configuration.to_toml())
     try:
         session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]])))
-    except HpcfedError as error:
-        if error.status == ConfigError.status:
-            folder.discard()
+    except Exception:
+        folder.discard()
         raise
     _conclude(folder)
 
@@ -234,13 +246,15 @@ def run_file(file: str) -> None:
 
 @commands.command(short_help="Go on with a run from its last checkpoint.")
 @click.argument("directory", metavar="DIR")
-@click.option("--rounds", type=int, help="Go on to this many rounds in all instead of the configured number.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), help="Go on to this many rounds in all instead of the configured number."
+)
 def resume(directory: str, rounds: int | None) -> None:
     """Go on with the run in DIR from its last whole checkpoint, on any number of ranks.
 
     The result is the same, bit by bit, as if the run had never stopped.
     """
-    from hpcfed import checkpoint
+    from hpcfed import checkpoint, result
     from hpcfed.runner import Run
 
     session: Session = click.get_current_context().obj
@@ -253,14 +267,15 @@ def resume(directory: str, rounds: int | None) -> None:
         if rounds < done:
             raise ConfigError(f"--rounds {rounds}: {folder.path} has done {done} already: ask for more")
         configuration = replace(configuration, run=replace(configuration.run, rounds=rounds))
-    elif folder.finished:
+    elif folder.finished and result.is_whole(folder.result):
         click.echo(f"{folder.path} is finished: {done} rounds; hpcfed resume {folder.path} --rounds N goes further")
         return
+    if newest is None and folder.finished:
+        raise ConfigError(
+            f"{folder.path} is finished, but its checkpoints are gone: hpcfed run {folder.config} starts it again"
+        )
     if newest is None:
         logger.warning("%s has no checkpoint yet: starting from the beginning", folder.path)
-    folder.result.unlink(missing_ok=True)
-    folder.write_config(configuration.to_toml())
-    folder.keep_history(done if newest is not None else -1)
     session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]]), newest))
     _conclude(folder)
 
@@ -271,9 +286,10 @@ def resume(directory: str, rounds: int | None) -> None:
 def show(directory: str, as_json: bool) -> None:
     """Print what the run in DIR is and how far it has come."""
     from hpcfed import summary
+    from hpcfed.recorder import strict
 
     facts = summary.facts(run_folder.open_existing(directory))
-    click.echo(json.dumps(summary.strict(facts), allow_nan=False) if as_json else summary.table(facts))
+    click.echo(json.dumps(strict(facts), allow_nan=False) if as_json else summary.table(facts))
 
 
 @commands.command(short_help="Draw one run, or several over one another.")
@@ -286,6 +302,18 @@ def plot(directories: tuple[str, ...], out: str | None) -> None:
     folders = [run_folder.open_existing(directory) for directory in directories]
     for picture in plots.draw(folders, Path(out) if out else None):
         click.echo(picture)
+
+
+@commands.command(short_help="List known data sets, or check files.")
+@click.argument("files", metavar="[FILE...]", nargs=-1)
+def data(files: tuple[str, ...]) -> None:
+    """List known LIBSVM data sets with their published counts and where to get them.
+
+    With FILEs: say which set each is and whether it is complete.
+    """
+    from hpcfed.data import known
+
+    click.echo(known.table([Path(file) for file in files]))
 
 
 @commands.command(name="list", short_help="List what there is and what fits together.")

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, everywhere, portable
 
 Bytes = NDArray[np.uint8]
 
@@ -186,6 +186,23 @@ class MpiCommunicator:
         self._comm.Abort(status)
 
 
+@contextlib.contextmanager
+def together(communicator: Communicator) -> Iterator[None]:
+    """A block that fails on every rank if it fails on one, so that no rank waits for another that has left.
+
+    The error is that of the lowest rank that has one. Every rank must enter the block; collective calls do not belong
+    in it.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = portable(error)
+    failures = [reported for reported in communicator.gather(failure) if reported is not None]
+    if failures:
+        raise everywhere(failures[0])
+
+
 def launched_ranks(environment: Mapping[str, str]) -> int | None:
     """How many ranks a launcher says it started, from the variables it sets: None without a launcher, 0 if unsaid.
 
@@ -225,6 +242,14 @@ def connect(environment: Mapping[str, str] = os.environ) -> Communicator:
             "and the MPI library are of different kinds (see: hpcfed doctor); under SLURM start with srun --mpi=pmix"
         )
     return communicator
+
+
+def launched_rank(environment: Mapping[str, str]) -> int:
+    """The rank that the launcher gave this process, also where MPI cannot be loaded; 0 without a launcher."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return 0
 
 
 def _first_line(error: BaseException) -> str:

@@ -192,8 +192,11 @@ def coerce(owner: type, name: str, value: Any, shown: str) -> Any:
         return _adapter(owner, name).validate_python(value)
     except ValidationError as error:
         details = error.errors()
-        reason = "; or ".join(dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details))
-        raise ConfigError(f"{shown}: {reason[0].lower()}{reason[1:]}") from None
+        reason = "; or ".join(dict.fromkeys(detail["msg"].removeprefix("Value error, ").lower() for detail in details))
+        form = next(field.metadata.get("metavar") for field in dataclasses.fields(owner) if field.name == name)
+        if typing.get_origin(_bare(hint)) is tuple:
+            reason = f"give {form}"
+        raise ConfigError(f"{shown}: {reason}") from None
 
 
 @cache
@@ -265,6 +268,15 @@ def _refuse_contradictions(config: RunConfig) -> None:
     participants = getattr(config.algorithm.options, "participants", None)
     if participants is not None and participants > clients:
         raise ConfigError(f"--participants {participants} exceeds --clients {clients}: sample at most all clients")
+    levels = config.compressor.options.quantize
+    if config.compressor.options.kind == "integer" and levels * clients >= 2**31:
+        raise ConfigError(
+            f"--quantize {levels}: sums of {clients} clients exceed 32 bits with {config.compressor.name}: "
+            f"give {(2**31 - 1) // clients} or fewer"
+        )
+    refuse = getattr(config.workload.options, "refuse", None)
+    if refuse is not None:
+        refuse(config.algorithm.name, config.algorithm.options)
 
 
 def _have(names: Any) -> str:

@@ -6,7 +6,7 @@ torch is loaded only where a device or a caller already uses it.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,14 @@ USABLE_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Device:
-    """Where a rank computes: ``"cpu"`` or ``"cuda:<index>"``, and the bytes of GPU memory that are its own."""
+    """Where a rank computes: ``"cpu"`` or ``"cuda:<index>"``, and the bytes of GPU memory that are its own.
+
+    ``identity`` tells GPUs apart whatever index a process knows them by.
+    """
 
     name: str = "cpu"
     memory: int = 0
+    identity: str = ""
 
     @property
     def is_gpu(self) -> bool:
@@ -33,18 +37,22 @@ class Device:
         """The GPU's number on its node."""
         return int(self.name.removeprefix("cuda:"))
 
+    def shared_by(self, ranks: int) -> Device:
+        """This device for one of several ranks that have it: each gets an equal part of the memory."""
+        return replace(self, memory=self.memory // ranks)
+
     def put(self, array: np.ndarray[Any, Any]) -> Any:
         """A host array as what clients compute with here: itself on a CPU, a tensor on a GPU."""
         return from_host(array, "torch", self) if self.is_gpu else array
 
 
-def choose(requested: str, local_rank: int, local_size: int) -> Device:
-    """The device of this rank: ranks of a node share its GPUs in turn, and a GPU's memory in equal parts.
+def choose(requested: str, local_rank: int) -> Device:
+    """The device of this rank: ranks of a node take its GPUs in turn.
 
     Parameters
     ----------
     requested : ``auto`` (a GPU where ASTRA and torch both find one), ``cpu`` or ``cuda``.
-    local_rank, local_size : place of this rank among those of its node, and their number.
+    local_rank : place of this rank among those of its node.
 
     Raises
     ------
@@ -60,11 +68,10 @@ def choose(requested: str, local_rank: int, local_size: int) -> Device:
         except ImportError:
             torch = None
         if torch is not None and torch.cuda.is_available():
-            count = torch.cuda.device_count()
-            index = local_rank % count
-            sharing = -(-(local_size - index) // count)
+            index = local_rank % torch.cuda.device_count()
             free, _ = torch.cuda.mem_get_info(index)
-            return Device(f"cuda:{index}", int(USABLE_SHARE * free / sharing))
+            identity = str(torch.cuda.get_device_properties(index).uuid)
+            return Device(f"cuda:{index}", int(USABLE_SHARE * free), identity)
     if requested == "cuda":
         raise ConfigError(
             "--device cuda: no CUDA device that both ASTRA and torch can use; "

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from typing import Self
+from typing import Self, TypeVar
+
+Failure = TypeVar("Failure", bound=BaseException)
 
 
 class HpcfedError(Exception):
@@ -23,8 +25,7 @@ class HpcfedError(Exception):
 
     def on_all_ranks(self) -> Self:
         """This error, marked as one that every rank raises."""
-        self.everywhere = True
-        return self
+        return everywhere(self)
 
 
 class ConfigError(HpcfedError):
@@ -51,6 +52,12 @@ class Interrupted(HpcfedError):
     """The run was asked to stop, wrote a checkpoint, and can be resumed."""
 
     status = 75
+
+
+def everywhere(error: Failure) -> Failure:
+    """The error, marked as one that every rank raises at this point."""
+    error.everywhere = True  # type: ignore[attr-defined]
+    return error
 
 
 def place(error: BaseException) -> str:

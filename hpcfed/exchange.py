@@ -76,7 +76,9 @@ def combine(
 
 def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape: Any, dtype: Any) -> Array:
     communicator, ledger = parcel.communicator, parcel.ledger
-    messages = {client: codec.encode(value, parcel.rng(client)) for client, value in values.items()}
+    # Making a stream takes longer than a small message; what is sent as it is needs none.
+    draws = not isinstance(codec, Raw)
+    messages = {client: codec.encode(value, parcel.rng(client) if draws else None) for client, value in values.items()}
     here = [client for client in parcel.cohort if client in messages]
     result = np.empty(int(np.prod(shape, dtype=np.int64)), dtype)
     busiest = max(np.bincount(parcel.owners))

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from hpcfed import devices, exchange
-from hpcfed.communicator import Communicator, SerialCommunicator
-from hpcfed.errors import portable
+from hpcfed.communicator import Communicator, SerialCommunicator, together
+from hpcfed.errors import everywhere, portable
 from hpcfed.ledger import Ledger
 from hpcfed.streams import Purpose, Streams
 
@@ -101,6 +101,7 @@ class Federation:
             return self
         if not 0 < count < self.num_clients:
             raise ValueError(f"a cohort of {count} out of {self.num_clients} clients")
+        self.ledger.participants = count
         stream = self.streams.generator(Purpose.COHORT, self.round, next(self._calls))
         chosen = stream.choice(self.num_clients, size=count, replace=False)
         return replace(self, cohort=tuple(sorted(chosen.tolist())))
@@ -115,6 +116,11 @@ class Federation:
         return tuple(client for client in self.cohort if self.owner(client) == self.communicator.rank)
 
     @property
+    def writes(self) -> bool:
+        """Whether this rank is the one that writes the results."""
+        return self.communicator.rank == 0
+
+    @property
     def any_client(self) -> Any:
         """One of this rank's clients, to ask for what all clients share."""
         return next(iter(self.clients.values()))
@@ -127,17 +133,13 @@ class Federation:
         An error at any client is raised on every rank, the one with the lowest id if there are several.
         """
         made: dict[int, Any] = {}
-        failure: tuple[int, BaseException] | None = None
-        for client in self.local:
-            try:
-                made[client] = function(client, self.streams.generator(Purpose.DATA, client=client))
-            except Exception as error:
-                error.add_note(f"client {client}, while its data were built")
-                failure = (client, portable(error))
-                break
-        failures = [reported for reported in self.communicator.gather(failure) if reported is not None]
-        if failures:
-            raise _everywhere(min(failures, key=lambda reported: reported[0])[1])
+        with together(self.communicator):
+            for client in self.local:
+                try:
+                    made[client] = function(client, self.streams.generator(Purpose.DATA, client=client))
+                except Exception as error:
+                    error.add_note(f"client {client}, while its data were built")
+                    raise
         return replace(self, clients=PerClient(made))
 
     def map(self, function: Callable[..., T], *args: Any) -> PerClient[T]:
@@ -184,10 +186,13 @@ class Federation:
             hosted = {client: devices.to_host(value) for client, value in values.items()}
             # A rank whose clients sit the round out cannot know what is being sent: the first participant tells it.
             first = self.cohort[0]
+            here = next(iter(values), None)
             form = None
-            if first in values:
-                form = (hosted[first].shape, hosted[first].dtype, devices.backend(values[first]))
-            shape, dtype, backend = self.communicator.broadcast(form, self.owner(first))
+            if here is not None:
+                form = (hosted[here].shape, hosted[here].dtype, devices.backend(values[here]))
+            if len({self.owner(client) for client in self.cohort}) < self.communicator.size:
+                form = self.communicator.broadcast(form, self.owner(first))
+            shape, dtype, backend = form  # type: ignore[misc]
         parcel = exchange.Parcel(
             communicator=self.communicator,
             cohort=self.cohort,
@@ -230,12 +235,7 @@ class Federation:
         self.communicator.wait()
         is_array, failure = self.communicator.broadcast((isinstance(result, np.ndarray), failure))
         if failure is not None:
-            raise _everywhere(failure)
+            raise everywhere(failure)
         if is_array:
             return self.communicator.broadcast_array(result)  # type: ignore[return-value]
         return self.communicator.broadcast(result)  # type: ignore[no-any-return]
-
-
-def _everywhere(error: BaseException) -> BaseException:
-    error.everywhere = True  # type: ignore[attr-defined]
-    return error

@@ -75,8 +75,13 @@ def workload_command(
         )
         headings[section] = "What to run"
     add(workload_class, f"Problem: {workload}")
+    takers: dict[str, list[str]] = {}  # option name -> the algorithms that have it
     for name in algorithms:
-        add(registry.load("algorithm", name), f"Algorithm: {name}")
+        owner = registry.load("algorithm", name)
+        add(owner, "")
+        for field in dataclasses.fields(owner):
+            takers.setdefault(field.name, []).append(name)
+    headings.update({option: f"Algorithm: {', '.join(names)}" for option, names in takers.items()})
     for name in compressors:
         add(registry.load("compressor", name), "Messages")
     add(config.RunOptions, "Run")
@@ -99,7 +104,7 @@ def _option(owner: type, field: Any, defaults: Mapping[str, Any]) -> click.Optio
     default = defaults.get(field.name, field.default)
     hint = config.hints(owner)[field.name]
     dashed = field.name.replace("_", "-")
-    text = field.metadata["help"]
+    text = field.metadata.get("help", "")
     if default is not None:
         text += f"  [default: {_shown(default)}]"
     if hint is bool:

@@ -16,16 +16,18 @@ class Ledger:
 
     Attributes
     ----------
-    seconds : wall-clock seconds by kind: ``compute`` (client work), ``exchange`` (waiting for others included),
-        ``metrics``, ``checkpoint``. What is left of the run's time is ``other``.
+    seconds : wall-clock seconds by kind: ``setup`` (data, start, first state), ``compute`` (client work), ``exchange``
+        (waiting for others included), ``metrics``, ``checkpoint``. What is left of the run's time is ``other``.
     traffic : ``wire_bytes_up``, bytes that clients handed over for averaging, headers included, whether or not the
         receiver lives on the same rank; ``wire_bytes_down``, bytes of averages delivered to ranks; ``paper_bits_up``
         and ``paper_bits_down``, what the papers count for a star: each participant's message once (Elias-coded if
         quantized, 32 bits a real otherwise), each average broadcast once at 32 bits a real. Sums over all clients.
+    participants : how many clients the last sample had, None if all took part since it was reset.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("compute", "exchange"), 0.0))
     traffic: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRAFFIC, 0))
+    participants: int | None = None
     counting: bool = True
     _running: list[str] = field(default_factory=list)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ class Progress(Protocol):
     """A progress display."""
 
     def update(self, round: int, record: Mapping[str, Any]) -> None:
-        """Show that a round is done; ``record`` holds the latest metrics."""
+        """Show that a round is done; ``record`` holds its metrics if they were taken, otherwise nothing."""
 
     def close(self) -> None:
         """Leave the display."""
@@ -76,10 +77,12 @@ class Bar:
             console=Console(stderr=True),
         )
         self._task = self._bar.add_task("", total=rounds, completed=first, summary="")
+        self._summary = ""
         self._bar.start()
 
     def update(self, round: int, record: Mapping[str, Any]) -> None:
-        self._bar.update(self._task, completed=round, summary=summary(record))
+        self._summary = summary(record) or self._summary
+        self._bar.update(self._task, completed=round, summary=self._summary)
 
     def close(self) -> None:
         self._bar.stop()
@@ -92,9 +95,16 @@ def progress(speaks: bool, first: int, rounds: int) -> Progress:
     return Bar(first, rounds) if sys.stderr.isatty() else LogLines(first, rounds)
 
 
+def strict(value: Any) -> Any:
+    """The value with None for NaN and infinities, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {name: strict(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def summary(record: Mapping[str, Any]) -> str:
     """The metrics of a record that fit on a line."""
-    return "  ".join(f"{name} {record[name]:.5g}" for name in SHOWN if name in record)
+    return "  ".join(f"{name} {record[name]:.5g}" for name in SHOWN if record.get(name) is not None)
 
 
 def clock(seconds: float) -> str:
@@ -112,7 +122,7 @@ class Recorder:
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line, on the disk of the moment a killed process would leave behind."""
         if self._file is not None:
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(json.dumps(strict(record), allow_nan=False) + "\n")
             self._file.flush()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ current folder or the Python path.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from hpcfed.capabilities import explain_missing
@@ -14,10 +15,14 @@ from hpcfed.errors import ConfigError
 
 ALGORITHMS = {
     "fpdfp": "hpcfed.algorithms.fpdfp:Fpdfp",
+    "fedavg": "hpcfed.algorithms.fedavg:FedAvg",
+    "fedmid": "hpcfed.algorithms.fedmid:FedMid",
+    "feddualavg": "hpcfed.algorithms.feddualavg:FedDualAvg",
 }
 
 WORKLOADS = {
     "ct": "hpcfed.workloads.ct:Ct",
+    "logreg": "hpcfed.workloads.logreg:LogReg",
 }
 
 COMPRESSORS = {
@@ -52,8 +57,9 @@ def load(kind: str, name: str) -> Any:
     module, _, attribute = target.partition(":")
     try:
         loaded = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{kind} {name!r} cannot be loaded: {error}") from error
+    except Exception as error:  # a module of the user's own may fail in any way
+        where = f"; looked in {os.getcwd()} and PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError(f"{kind} {name!r} cannot be loaded: {type(error).__name__}: {error}{where}") from error
     missing = [each for each in _MARKS[kind] if not hasattr(loaded, each)]
     if missing:
         raise ConfigError(f"{kind} {name!r} is none: it lacks {', '.join(missing)} (see hpcfed.protocols)")

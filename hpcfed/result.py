@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 PACKAGES = ("numpy", "scipy", "h5py", "mpi4py", "numba", "astra-toolbox", "torch")
 
 
-def write(folder: RunFolder, run: Run, problem: Any, algorithm: Any, state: Any, ranks: int) -> None:
+def write(folder: RunFolder, run: Run, problem: Any, algorithm: Any, state: Any, facts: Mapping[str, Any]) -> None:
     """Write the solution, the algorithm's other outputs, the history and the provenance, all or nothing."""
     temporary = folder.result.with_suffix(".tmp")
     solution = algorithm.solution(state)
@@ -34,10 +35,10 @@ def write(folder: RunFolder, run: Run, problem: Any, algorithm: Any, state: Any,
             workload=config.workload.name,
             algorithm=config.algorithm.name,
             clients=config.workload.options.clients,
-            ranks=ranks,
             rounds=config.run.rounds,
             digest=digest(solution),
             config=config.to_toml(),
+            **facts,
         )
         for name, (array, attributes) in problem.results(solution).items():
             dataset = file.create_dataset(name, data=devices.to_host(array))
@@ -64,6 +65,15 @@ def digest(solution: Any) -> str:
     return hashlib.sha256(devices.to_host(solution).data).hexdigest()
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a result can be read; one that was cut off cannot."""
+    try:
+        read_attributes(path)
+    except DataError:
+        return False
+    return True
+
+
 def read_attributes(path: Path) -> dict[str, Any]:
     """What a finished run says of itself: workload, algorithm, clients, ranks, rounds, digest.
 
@@ -76,7 +86,7 @@ def read_attributes(path: Path) -> dict[str, Any]:
         with h5py.File(str(path), "r") as file:
             return {name: value.item() if hasattr(value, "item") else value for name, value in file.attrs.items()}
     except OSError as error:
-        raise DataError(f"result {path} cannot be read: {error}") from error
+        raise DataError(f"result {path} is damaged: hpcfed resume {path.parent} writes it again") from error
 
 
 def _write_history(group: Any, folder: RunFolder) -> None:

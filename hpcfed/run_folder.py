@@ -52,18 +52,25 @@ class RunFolder:
     def history(self) -> list[dict[str, Any]]:
         """The recorded rounds. A last line that a killed run left half-written is passed over."""
         try:
-            lines = self.metrics.read_text(encoding="utf-8").splitlines()
+            lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
             return []
         records = []
         for number, line in enumerate(lines, start=1):
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError as error:
+                record = json.loads(line)
+                records.append({"round": record["round"], **record})
+            except (ValueError, TypeError, KeyError) as error:
                 if number == len(lines):
                     break
-                raise DataError(f"{self.metrics}, line {number} is not JSON: {error.msg}") from error
+                raise DataError(f"{self.metrics}, line {number} is no record of a round: remove it") from error
         return records
+
+    def go_back(self, config: str, last_round: int) -> None:
+        """Make ready to go on after a round: the configuration as it now is, no later records, no result."""
+        self.write_config(config)
+        self.keep_history(last_round)
+        self.result.unlink(missing_ok=True)
 
     def keep_history(self, last_round: int) -> None:
         """Drop the records after a round: a run that resumes there writes them again."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import resource
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import numpy as np
 
 from hpcfed import checkpoint, devices, recorder, result
 from hpcfed.checkpoint import Checkpoint
-from hpcfed.communicator import Communicator
-from hpcfed.config import RunConfig
-from hpcfed.errors import DivergedError, Interrupted
+from hpcfed.communicator import Communicator, together
+from hpcfed.config import Part, RunConfig
+from hpcfed.errors import DivergedError, HpcfedError, Interrupted
 from hpcfed.federation import Federation
 from hpcfed.ledger import Ledger
 from hpcfed.lipschitz import norm
@@ -26,7 +27,8 @@ from hpcfed.streams import Streams
 
 logger = logging.getLogger(__name__)
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# The first asks for a checkpoint and an end in good order; a second Ctrl-C ends at once.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -62,24 +64,35 @@ class _Execution:
     def go(self) -> None:
         for number in STOP_SIGNALS:
             signal.signal(number, self._note_signal)
+        algorithm = self.run.config.algorithm.options
+        # Numbers that stop being finite are noticed and named once; NumPy need not warn of them on every rank.
+        with np.errstate(all="ignore"):
+            with self.ledger.clock("setup"):
+                problem, state, first = self._set_up(algorithm)
+            if self.communicator.rank == 0:
+                self.run.folder.go_back(self.run.config.to_toml(), -1 if self.run.resume_from is None else first)
+            self._loop(algorithm, problem, problem.fed, state, first)
+
+    def _set_up(self, algorithm: Any) -> tuple[Any, Any, int]:
+        """The problem, and the state after the rounds that are done."""
         config = self.run.config
-        algorithm, workload = config.algorithm.options, config.workload.options
+        workload = config.workload.options
         fed = self._federation()
         with self.communicator.first_on_node():
             for module in (*workload.compiled, *getattr(fed.compressor, "compiled", ())):
                 importlib.import_module(module)
         problem = workload.build(fed)
-        fed = problem.fed
+        # What the workload found in its data is part of the configuration from now on: a resumed run need not search.
+        found = Part(config.workload.name, getattr(problem, "workload", workload))
+        self.run = replace(self.run, config=replace(config, workload=found))
         if self.run.resume_from is None:
             start = problem.start()
-            state, first = algorithm.init(fed, start), 0
-        else:
-            saved = checkpoint.load(self.run.resume_from, algorithm.state_type, fed)
-            state, first = saved.state, saved.round
-            self.ledger.seconds |= saved.seconds
-            self.ledger.traffic |= saved.traffic
-            self.begun -= saved.seconds.get("total", 0.0)
-        self._loop(algorithm, problem, fed, state, first)
+            return problem, algorithm.init(problem.fed, start), 0
+        saved = checkpoint.load(self.run.resume_from, algorithm.state_type, problem.fed)
+        self.ledger.seconds |= saved.seconds
+        self.ledger.traffic |= saved.traffic
+        self.begun -= saved.seconds.get("total", 0.0)
+        return problem, saved.state, saved.round
 
     def _federation(self) -> Federation:
         config = self.run.config
@@ -90,11 +103,20 @@ class _Execution:
             communicator=self.communicator,
             compressor=compressor if compressor.quantize else None,
             sum_order=config.run.sum_order,
-            device=devices.choose(config.run.device, self.communicator.local_rank, self.communicator.local_size),
+            device=self._device(config.run.device),
             ledger=self.ledger,
         )
 
+    def _device(self, requested: str) -> devices.Device:
+        """This rank's device, its memory shared with the ranks that have the same one."""
+        with together(self.communicator):
+            device = devices.choose(requested, self.communicator.local_rank)
+        sharing = self.communicator.gather(device.identity).count(device.identity) if device.is_gpu else 1
+        return device.shared_by(sharing)
+
     def _note_signal(self, number: int, frame: object) -> None:
+        if self.signalled and number == signal.SIGINT:
+            raise KeyboardInterrupt
         self.signalled = True
 
     def _loop(self, algorithm: Any, problem: Any, fed: Federation, state: Any, first: int) -> None:
@@ -104,29 +126,33 @@ class _Execution:
         saved_time = time.monotonic()
         records = recorder.Recorder(folder, speaks)
         progress = recorder.progress(speaks, first, run.rounds)
-        latest: dict[str, Any] = {}
         try:
+            record: dict[str, Any] = {}
             if first == 0:
-                latest = self._record(problem, fed, algorithm.solution(state), 0, 0, math.nan)
-                records.write(latest)
-            progress.update(first, latest)
+                record = self._record(problem, fed, algorithm.solution(state), 0, 0, math.nan)
+                records.write(record)
+            progress.update(first, record)
             for number in range(first + 1, run.rounds + 1):
                 before = algorithm.solution(state)
+                self.ledger.participants = None
                 state = algorithm.round(state, fed.at(number))
                 solution = algorithm.solution(state)
+                record = {}
                 if number % run.record_every == 0 or number == run.rounds:
                     change = norm(solution - before) / max(norm(solution), 1e-30)
-                    latest = self._record(problem, fed, solution, number, _participants(algorithm, fed), change)
-                    records.write(latest)
-                    self._refuse_divergence(number, "objective", latest["objective"])
+                    participants = self.ledger.participants or fed.num_clients
+                    record = self._record(problem, fed, solution, number, participants, change)
+                    records.write(record)
+                    self._refuse_divergence(number, "objective", record["objective"])
                 del before
-                progress.update(number, latest)
+                progress.update(number, record)
                 stop, due = self._agree(
                     self.signalled, bool(every_seconds) and time.monotonic() - saved_time >= every_seconds
                 )
                 due = due or (bool(every_rounds) and number % every_rounds == 0)
                 if stop or due or number == run.rounds:
                     self._refuse_divergence(number, "norm of the solution", norm(solution))
+                    self._refuse_difference(number, solution)
                     self._save(state, fed, number)
                     saved_time = time.monotonic()
                 if stop and number < run.rounds:
@@ -137,8 +163,10 @@ class _Execution:
         finally:
             records.close()
             progress.close()
+        memory = max(self.communicator.gather(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
         if speaks:
-            result.write(folder, self.run, problem, algorithm, state, self.communicator.size)
+            facts = {"ranks": self.communicator.size, "peak_memory_bytes": memory}
+            result.write(folder, self.run, problem, algorithm, state, facts)
             if self.run.config.workload.options.pictures:
                 _draw(folder)
         self.communicator.wait()
@@ -177,8 +205,18 @@ class _Execution:
             return
         algorithm = self.run.config.algorithm
         step = getattr(algorithm.options, "step", None)
-        remedy = "choose a smaller step" if step is None else f"choose --step below {step}"
+        remedy = "choose a smaller step" if step is None else f"choose a smaller --step than {step}"
         raise DivergedError(f"{algorithm.name} diverged: {name} {value} at round {number}: {remedy}").on_all_ranks()
+
+    def _refuse_difference(self, number: int, solution: Any) -> None:
+        """Replicated values must be the same bits on every rank; a rank that errs is noticed before it is saved."""
+        digests = self.communicator.gather(result.digest(solution) if self.communicator.size > 1 else "")
+        if len(set(digests)) > 1:
+            wrong = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+            raise HpcfedError(
+                f"ranks 0 and {wrong} hold different solutions after round {number}: a fault of a node, or a method "
+                "that computes a replicated value from what is not; resume from the last checkpoint"
+            ).on_all_ranks()
 
 
 def _draw(folder: RunFolder) -> None:
@@ -191,7 +229,3 @@ def _draw(folder: RunFolder) -> None:
         logger.warning(
             "pictures of %s could not be drawn: %s; hpcfed plot %s tries again", folder.path, error, folder.path
         )
-
-
-def _participants(algorithm: Any, fed: Federation) -> int:
-    return getattr(algorithm, "participants", None) or fed.num_clients

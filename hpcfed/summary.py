@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from hpcfed import config, registry, result
+from hpcfed import checkpoint, config, registry, result
 from hpcfed.recorder import clock
 from hpcfed.run_folder import RunFolder
 
@@ -17,36 +16,32 @@ def facts(folder: RunFolder) -> dict[str, Any]:
     """What a run is and how far it has come.
 
     Keys: ``workload, algorithm, clients, ranks, rounds`` (done), ``digest`` (SHA-256 of the solution's bytes),
-    ``finished``, ``metrics`` (the last record) and ``seconds`` by kind. ``ranks`` and ``digest`` are None until the
-    run is finished.
+    ``finished``, ``peak_memory_bytes`` (of the rank that had most), ``metrics`` (the last record) and ``seconds`` by
+    kind. ``ranks``, ``digest`` and the memory are None until the run is finished.
     """
-    configuration = config.read_toml(folder.config)
+    configuration = config.assemble({}, config.read_toml(folder.config), str(folder.config))
     history = folder.history()
     last = dict(history[-1]) if history else {}
     attributes = result.read_attributes(folder.result) if folder.finished else {}
     return {
-        "workload": configuration["workload"]["name"],
-        "algorithm": configuration["algorithm"]["name"],
-        "clients": configuration["workload"]["clients"],
+        "workload": configuration.workload.name,
+        "algorithm": configuration.algorithm.name,
+        "clients": configuration.workload.options.clients,
         "ranks": attributes.get("ranks"),
-        "rounds": last.get("round", 0),
+        "rounds": max(last.get("round", 0), checkpoint.last_round(folder.checkpoints)),
         "digest": attributes.get("digest"),
+        "peak_memory_bytes": attributes.get("peak_memory_bytes"),
         "finished": folder.finished,
         "seconds": last.pop("seconds", {}),
         "metrics": {name: value for name, value in last.items() if name != "round"},
     }
 
 
-def strict(value: Any) -> Any:
-    """The value with None for NaN and infinities, which JSON does not know."""
-    if isinstance(value, Mapping):
-        return {name: strict(inner) for name, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def table(facts: Mapping[str, Any]) -> str:
     """The facts for a reader."""
     rows = [(name, facts[name]) for name in ("workload", "algorithm", "clients", "ranks", "rounds", "digest")]
+    if facts["peak_memory_bytes"]:
+        rows.append(("memory", f"{facts['peak_memory_bytes'] / 2**20:.0f} MiB a rank at most"))
     rows.append(("finished", "yes" if facts["finished"] else "no"))
     rows += [(name, f"{value:.6g}" if isinstance(value, float) else value) for name, value in facts["metrics"].items()]
     total = facts["seconds"].get("total", 0.0)

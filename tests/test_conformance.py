@@ -17,14 +17,15 @@ import pytest
 from test_communicator import on_ranks
 
 from hpcfed import config, registry
-from hpcfed.capabilities import LinearComposite, Regularizer, Smooth, explain_missing
+from hpcfed.capabilities import LinearComposite, Proximal, Regularizer, Smooth, explain_missing
 from hpcfed.checkpoint import Checkpoint, load, save
 from hpcfed.federation import Federation, PerClient
 from hpcfed.streams import Streams
 
 SMALL = {
     "ct": {"shape": (16, 16, 4), "views": 34, "detector": 24, "clients": 3},
-    "toy:Quadratics": {"size": 30},
+    "logreg": {"clients": 3},
+    "toy:Quadratics": {"size": 30, "mu": 0.1},
 }
 ALGORITHMS = [*registry.ALGORITHMS, "toy:Momentum", "toy:Descent"]
 WORKLOADS = [*registry.WORKLOADS, "toy:Quadratics"]
@@ -44,7 +45,7 @@ def fits(algorithm, workload):
 PAIRS = [(algorithm, workload) for algorithm in ALGORITHMS for workload in WORKLOADS if fits(algorithm, workload)]
 OFFERING = {
     capability: [name for name in WORKLOADS if capability in registry.load("workload", name).offers]
-    for capability in (Smooth, LinearComposite)
+    for capability in (Smooth, LinearComposite, Proximal)
 }
 
 
@@ -161,6 +162,16 @@ class TestEveryCombination:
         ranks = 3
         alone = two_rounds(Federation(1).communicator)
         assert on_ranks(ranks, two_rounds) == [alone] * ranks
+
+
+def test_an_option_means_the_same_in_every_registered_algorithm():
+    """One command line has the options of all algorithms that fit its workload."""
+    said = {}
+    for name in registry.ALGORITHMS:
+        part = registry.load("algorithm", name)
+        for field in dataclasses.fields(part):
+            meaning = (config.hints(part)[field.name], field.default, field.metadata)
+            assert said.setdefault(field.name, meaning) == meaning, (name, field.name)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -341,6 +352,27 @@ class TestLinearComposite:
         np.testing.assert_allclose(dual, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
         new = x - gamma * gradient - gamma * g.adjoint(expected)
         np.testing.assert_allclose(x + change, new, rtol=1e-4, atol=1e-5 * np.abs(new).max())
+
+
+@pytest.mark.parametrize("name", OFFERING[Proximal])
+class TestProximal:
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_the_map_minimizes_what_it_should(self, name, dtype):
+        """No point near ``prox(x)``, nor x itself, has a lower ``weight psi(z) + |z - x|^2 / 2``; weight 0 keeps x."""
+        place = problem(name)
+        psi = place.fed.any_client.regularizer
+        x = direction(1, np.empty(place.start().shape, dtype))
+        before = x.copy()
+        assert psi.value(x) > 0
+        for weight in (0.0, 0.01, 1.0):
+            z = psi.prox(x, weight)
+            np.testing.assert_array_equal(x, before)
+            assert (z.shape, z.dtype) == (x.shape, x.dtype)
+            lowest = weight * psi.value(z) + inner(z - x, z - x) / 2
+            nearby = [z + (h * direction(seed, z)).astype(dtype) for seed in range(2, 6) for h in (1e-2, 1e-1)]
+            for other in (x, *nearby):
+                assert lowest <= (weight * psi.value(other) + inner(other - x, other - x) / 2) * (1 + 1e-6)
+        np.testing.assert_array_equal(psi.prox(x, 0.0), x)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)

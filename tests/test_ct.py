@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import time
+import tomllib
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from conftest import finish, start
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from hpcfed.errors import ConfigError
@@ -90,7 +95,7 @@ def test_metrics_agree_with_scikit_image():
     assert metrics["ssim"] == pytest.approx(np.mean(slices), rel=1e-6)
     gradients = [np.diff(x, axis=axis, append=np.take(x, [-1], axis)) for axis in range(3)]
     assert metrics["tv"] == pytest.approx(np.sqrt(sum(g.astype(float) ** 2 for g in gradients)).sum(), rel=1e-5)
-    assert metrics["objective"] == pytest.approx(metrics["misfit"] + problem.mu * metrics["tv"], rel=1e-9)
+    assert metrics["objective"] == pytest.approx(metrics["misfit"] + problem.workload.mu * metrics["tv"], rel=1e-9)
 
 
 def test_the_automatic_step_is_one_over_the_squared_norm():
@@ -139,6 +144,37 @@ def test_nonnegative_is_kept(hpcfed, tmp_path):
         assert file["volume"][()].min() >= 0
 
 
+def test_nonnegative_is_kept_when_messages_are_rounded(hpcfed, tmp_path):
+    options = ["--nonnegative", "--quantize", "10", "--out", str(tmp_path / "r")]
+    assert hpcfed("ct", *SMALL, *options).status == 0
+    with h5py.File(tmp_path / "r" / "result.h5") as file:
+        assert file["volume"][()].min() >= 0
+
+
+def test_the_reference_is_the_phantom_that_was_projected(hpcfed, tmp_path):
+    """Also when its file has gone by the end of the run."""
+    np.save(tmp_path / "box.npy", np.pad(np.ones((4, 8, 8)), 4))
+    options = ["--phantom", str(tmp_path / "box.npy"), "--out", str(tmp_path / "r")]
+    process = start([sys.executable, "-m", "hpcfed", "ct", *SMALL[:6], "--rounds", "150", *options])
+    while not (tmp_path / "r/metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.05)
+    (tmp_path / "box.npy").unlink()
+    finished = finish(process, 120)
+    assert finished.status == 0, finished.err
+    with h5py.File(tmp_path / "r/result.h5") as file:
+        assert file["reference"][()].max() == 1.0
+
+
+def test_input_paths_hold_from_any_folder(hpcfed, tmp_path, monkeypatch):
+    np.save(tmp_path / "box.npy", np.pad(np.ones((4, 8, 8)), 4))
+    monkeypatch.chdir(tmp_path)
+    assert hpcfed("ct", *SMALL, "--phantom", "box.npy", "--out", "r").status == 0
+    monkeypatch.chdir("/")
+    again = hpcfed("run", str(tmp_path / "r/config.toml"), "--out", str(tmp_path / "again"))
+    assert again.status == 0, again.err
+    assert facts(hpcfed, tmp_path / "again")["digest"] == facts(hpcfed, tmp_path / "r")["digest"]
+
+
 def test_torch_is_never_asked_for(hpcfed, tmp_path):
     """A finder at the head of the import path ends the process if anything asks for torch."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -184,6 +220,11 @@ def test_the_astra_projector_gives_nearly_the_same_volume(hpcfed, tmp_path):
         (["--phantom", "nowhere.npy"], "nowhere.npy"),
         (["--projections", "nowhere.h5"], "nowhere.h5"),
         (["--axis", "3"], "--axis 3"),
+        (["--algorithm", "fedavg", "--nonnegative"], "--nonnegative"),
+        (
+            ["--quantize", "1000000", "--compressor", "grid", "--clients", "3000", "--views", "3000"],
+            "--quantize 1000000",
+        ),
         (["--momentum", "0.9"], "--momentum"),
         (["--algorithm", "sgd"], "'sgd' is unknown"),
         (["--quantize", "5", "--block", "row"], "--block 'row'"),
@@ -221,11 +262,45 @@ def test_a_scan_is_reconstructed_at_its_own_scale(hpcfed, tmp_path):
     assert "psnr" not in facts(hpcfed, tmp_path / "r")["metrics"]
     with h5py.File(tmp_path / "r/result.h5") as file:
         volume = file["volume"][()] * file["volume"].attrs["attenuation_scale"]
-        assert file["volume"].attrs["rotation_axis"] == pytest.approx(19.5, abs=0.5)
+        assert file["geometry"].attrs["rotation_axis"] == pytest.approx(19.5, abs=0.5)
+    kept = tomllib.loads((tmp_path / "r/config.toml").read_text())["workload"]
+    assert kept["axis"] == pytest.approx(19.5, abs=0.5)
+    assert (kept["shape"], kept["views"], kept["detector"]) == ([40, 40, 2], 34, 40)
+    assert "phantom" not in kept
+    assert "noise" not in kept
     y, x = np.mgrid[19.5:-20:-1, -19.5:20]
     inside = np.hypot(x - 4, y - 2) < 4.5
     assert volume[inside].mean() == pytest.approx(0.05, rel=0.03)
     assert np.abs(volume[np.hypot(x - 4, y - 2) > 8]).mean() < 0.002
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--axis", "-50"], "--axis -50"),
+        (["--axis", "5000"], "--axis 5000"),
+        (["--noise", "1"], "--noise 1"),
+        (["--phantom", "shepp-logan"], "--phantom shepp-logan"),
+        (["--shape", "40,40,3"], "2 detector rows"),
+        (["--detector", "41"], "40 columns"),
+        (["--views", "35"], "34 views"),
+    ],
+)
+def test_what_does_not_fit_a_scan(hpcfed, tmp_path, options, words):
+    write_scan(tmp_path / "scan.h5")
+    finished = hpcfed("ct", "--projections", str(tmp_path / "scan.h5"), *options, "--out", str(tmp_path / "r"))
+    assert finished.status == 2
+    assert words in finished.err
+    assert finished.err.strip().count("\n") == 0
+    assert not (tmp_path / "r").exists()
+
+
+def test_divergence_is_one_line(hpcfed, tmp_path):
+    finished = hpcfed("ct", *SMALL, "--rounds", "300", "--step", "1e30", "--out", str(tmp_path / "r"))
+    assert finished.status == 1
+    lines = [line for line in finished.err.splitlines() if not line.startswith("round ")]
+    assert len(lines) == 1
+    assert "diverged" in lines[0]
 
 
 def test_nan_in_a_view_is_named(hpcfed, tmp_path):
@@ -309,6 +384,33 @@ def test_the_real_tooth(hpcfed, shared_data, tmp_path):
     with h5py.File(tmp_path / "r/result.h5") as file:
         assert file["volume"].attrs["rotation_axis"] == pytest.approx(295.5, abs=0.5)
         assert file["volume"].shape == (640, 640, 2)
+
+
+def test_a_resume_that_cannot_begin_leaves_the_result(hpcfed, tmp_path):
+    folder = tmp_path / "r"
+    assert hpcfed("ct", *SMALL, "--out", str(folder)).status == 0
+    digest = facts(hpcfed, folder)["digest"]
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("clients = 17", "clients = 16"))
+    assert hpcfed("resume", str(folder), "--rounds", "7").status == 1
+    (folder / "config.toml").write_text(text)
+    for checkpoint in (folder / "checkpoints").iterdir():
+        shutil.rmtree(checkpoint)
+    refused = hpcfed("resume", str(folder), "--rounds", "8")
+    assert refused.status == 2
+    assert "checkpoints are gone" in refused.err
+    assert facts(hpcfed, folder)["digest"] == digest
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 7
+
+
+def test_a_result_that_was_cut_off_is_written_again(hpcfed, tmp_path):
+    folder = tmp_path / "r"
+    assert hpcfed("ct", *SMALL, "--out", str(folder)).status == 0
+    digest = facts(hpcfed, folder)["digest"]
+    (folder / "result.h5").write_bytes((folder / "result.h5").read_bytes()[:5000])
+    assert "hpcfed resume" in hpcfed("show", str(folder)).err
+    assert hpcfed("resume", str(folder)).status == 0
+    assert facts(hpcfed, folder)["digest"] == digest
 
 
 @pytest.mark.parametrize("options", [{"projections": "a.h5", "phantom": "b.npy"}, {"axis": 3.0}, {"views": 2}])

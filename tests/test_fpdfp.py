@@ -25,6 +25,10 @@ class Norm:
     mu: float
 
     @property
+    def identity(self) -> bool:
+        return np.array_equal(self.matrix, np.eye(len(self.matrix)))
+
+    @property
     def norm_bound(self) -> float:
         return float(np.linalg.norm(self.matrix, 2) ** 2)
 
@@ -39,6 +43,9 @@ class Norm:
 
     def value(self, x: np.ndarray) -> float:
         return float(self.mu * np.abs(self.matrix @ x).sum())
+
+    def project(self, x: np.ndarray) -> np.ndarray:
+        return x
 
     def step(self, x: Any, v: Any, gradient: Any, gamma: float, lam: float) -> tuple[Any, Any]:
         ahead = x - gamma * gradient

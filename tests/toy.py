@@ -14,9 +14,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcfed.capabilities import Smooth
+from hpcfed.capabilities import Proximal, Smooth
 from hpcfed.federation import Federation, PerClient
 from hpcfed.options import option
+
+
+@dataclass(frozen=True)
+class L1:
+    """``psi(x) = mu |x|_1``."""
+
+    mu: float
+
+    def value(self, x: np.ndarray) -> float:
+        return float(self.mu * np.sum(np.abs(x), dtype=float))
+
+    def prox(self, x: np.ndarray, weight: float) -> np.ndarray:
+        return np.sign(x) * np.maximum(np.abs(x) - weight * self.mu, 0)
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,7 @@ class Client:
     number: int
     weight: float
     target: np.ndarray
+    regularizer: L1
 
     def value(self, x: np.ndarray) -> float:
         return float(self.weight / 2 * np.sum((x - self.target) ** 2))
@@ -40,9 +54,9 @@ class Client:
 
 @dataclass(frozen=True)
 class Quadratics:
-    """Minimize the mean of ``w_i/2 |x - b_i|^2``; the minimizer is ``sum w_i b_i / sum w_i``."""
+    """Minimize the mean of ``w_i/2 |x - b_i|^2``, plus ``mu |x|_1``; for mu = 0 at ``sum w_i b_i / sum w_i``."""
 
-    offers: ClassVar[tuple[type, ...]] = (Smooth,)
+    offers: ClassVar[tuple[type, ...]] = (Smooth, Proximal)
     defaults: ClassVar[Mapping[str, Any]] = {
         "algorithm": "toy:Momentum",
         "compressor": "qsgd",
@@ -54,13 +68,15 @@ class Quadratics:
 
     clients: int = option(5, "number of clients")
     size: int = option(1003, "dimension")
+    mu: float = option(0.0, "weight of the l1 norm")
     fail: int = option(-1, "client whose data cannot be built")
 
     def build(self, fed: Federation) -> Problem:
         def client(number: int, rng: np.random.Generator) -> Client:
             if number == self.fail:
                 raise ValueError("cannot be built")
-            return Client(number, 1.0 + number % 3, rng.standard_normal(self.size).astype(np.float32))
+            target = rng.standard_normal(self.size).astype(np.float32)
+            return Client(number, 1.0 + number % 3, target, L1(self.mu))
 
         return Problem(fed.build(client), self.size)
 
@@ -75,7 +91,8 @@ class Problem:
         return np.zeros(self.size, np.float32)
 
     def metrics(self, solution: np.ndarray, fed: Federation) -> dict[str, float]:
-        return {"objective": fed.mean(fed.map(lambda client, rng: client.value(solution)))}
+        smooth = fed.mean(fed.map(lambda client, rng: client.value(solution)))
+        return {"objective": smooth + fed.any_client.regularizer.value(solution)}
 
     def results(self, solution: np.ndarray) -> dict[str, Any]:
         return {"x": (solution, {})}
@@ -109,7 +126,7 @@ class Momentum:
             gradient = client.gradient(state.x, rng, self.batch)
             if self.hurt == "slow":
                 time.sleep(0.1)
-            if client.number == 1 and fed.round == 3:
+            if self.hurt and client.number == 1 and fed.round == 3:
                 if self.hurt == "raise":
                     raise RuntimeError("something is wrong here")
                 if self.hurt == "kill":

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt
+from annotated_types import Gt
 
+from hpcfed.algorithms.steps import GradientSteps
 from hpcfed.capabilities import Array, LinearComposite, Smooth
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
-from hpcfed.lipschitz import check_step, step_size
 from hpcfed.options import option
 
 
@@ -26,7 +26,7 @@ class FpdfpState:
 
 
 @dataclass(frozen=True)
-class Fpdfp:
+class Fpdfp(GradientSteps):
     """Minimize ``(1/N) sum_i f_i(x) + g(Bx)`` (Zhu, Liang, Zhang: Federated primal dual fixed point algorithm, Alg. 4).
 
     Round k, with step ``gamma_k = step / (1 + k / step_decay)``: the server samples n clients and sends (x_k, v_k);
@@ -44,45 +44,38 @@ class Fpdfp:
     O(step) away from the solution; a quantized dual adds noise proportional to ``step * |v|``; a decaying step removes
     both. ``quantize_dual="difference"`` sends ``Q(v_i - v_k)`` instead, which is not the published method, but whose
     noise vanishes as the iterates settle.
+
+    For ``B = I`` the method takes the form of Alg. 5: with lam = 1 the step is ``x_i = prox_{gamma_k g}(x_k - gamma_k
+    s_i)``, which does not depend on v, so no dual variable is sent.
     """
 
     needs: ClassVar[tuple[type, ...]] = (Smooth, LinearComposite)
     state_type: ClassVar[type] = FpdfpState
 
-    participants: Annotated[int, Ge(1)] | None = option(None, "clients that take part in a round  [default: all]")
-    batch: Annotated[int, Ge(1)] | None = option(None, "samples (views) in a local gradient  [default: all]")
-    step: str = option(
-        "auto",
-        "step size gamma: a number, or one over L such as 1.9/L, L the gradient's Lipschitz constant (||A||^2 for CT), "
-        "which the clients estimate; auto: 1/L; it converges below 2/L",
-        metavar="auto|FLOAT|FLOAT/L",
+    lam: Annotated[float, Gt(0)] | None = option(
+        None, "dual step lambda, at most 1/rho_max(B B^T), which is 1/12 for 3D TV  [default: 0.99 of that]"
     )
-    step_decay: Annotated[float, Gt(0)] | None = option(
-        None, "k0 in gamma_k = gamma / (1 + k/k0)  [default: constant step]", metavar="K0"
-    )
-    lam: Annotated[float, Gt(0)] = option(1 / 20, "dual step lambda, at most 1/rho_max(B B^T) (1/12 for 3D TV)")
     quantize_dual: Literal["value", "difference"] = option("value", "what --quantize rounds of the dual variable")
-
-    def __post_init__(self) -> None:
-        check_step(self.step)
 
     def init(self, fed: Federation, start: Array) -> FpdfpState:
         regularizer = fed.any_client.regularizer
         bound = regularizer.norm_bound
-        if self.lam * bound > 1:
+        if self.lam is not None and self.lam * bound > 1:
             raise ConfigError(
                 f"--lam {self.lam:.6g} exceeds 1/rho_max(B B^T) = {1 / bound:.6g}: choose at most that"
             ).on_all_ranks()
-        partial = self.participants is not None and self.participants < fed.num_clients
-        step = step_size(self.step, fed, start, each=partial)
-        return FpdfpState(start, 0 * regularizer.apply(start), step)
+        return FpdfpState(start, 0 * regularizer.apply(start), self.first_step(fed, start))
 
     def round(self, state: FpdfpState, fed: Federation) -> FpdfpState:
-        gamma = state.step if self.step_decay is None else state.step / (1 + (fed.round - 1) / self.step_decay)
+        gamma = self.decayed(state.step, fed)
         cohort = fed.sample(self.participants)
         primal, dual = cohort.map(self._local_step, state.x, state.v, gamma).unzip(2)
-        x = state.x + cohort.mean(primal, lossy=True)
+        # The clients' points obey a constraint, if there is one; what rounding leaves of their mean need not.
+        regularizer = fed.any_client.regularizer
+        x = regularizer.project(state.x + cohort.mean(primal, lossy=True))
         del primal
+        if regularizer.identity:
+            return FpdfpState(x, state.v, state.step)
         v = cohort.mean(dual, lossy=True)
         return FpdfpState(x, state.v + v if self.quantize_dual == "difference" else v, state.step)
 
@@ -90,11 +83,13 @@ class Fpdfp:
         self, client: Any, rng: np.random.Generator, x: Array, v: Array, gamma: float
     ) -> tuple[Array, Array]:
         gradient = client.gradient(x, rng, self.batch)
-        change, dual = client.regularizer.step(x, v, gradient, gamma, self.lam)
+        regularizer = client.regularizer
+        lam = 1.0 if regularizer.identity else self.lam or 0.99 / regularizer.norm_bound
+        change, dual = regularizer.step(x, v, gradient, gamma, lam)
         return change, dual - v if self.quantize_dual == "difference" else dual
 
     def solution(self, state: FpdfpState) -> Array:
         return state.x
 
     def outputs(self, state: FpdfpState) -> Mapping[str, Array]:
-        return {"dual": state.v}
+        return {"dual": state.v} if state.v.any() else {}

@@ -99,4 +99,4 @@ def require_levels(name: str, quantize: int) -> None:
     ConfigError
     """
     if quantize == 0:
-        raise ConfigError(f"compressor {name} has no levels (--quantize 0): give --quantize 1 or more, or use raw")
+        raise ConfigError(f"compressor {name} has no levels (--quantize 0): give --quantize 1 or more")

@@ -261,7 +261,7 @@ def _finite(scales: NDArray[np.float32], name: str) -> NDArray[np.float32]:
         block = int(np.argmin(finite))
         raise DivergedError(
             f"{name} cannot quantize block {block} of a message, which holds NaN, infinity or values beyond float32: "
-            "use smaller steps, or compressor raw to see where the run diverges"
+            "use smaller steps, or --quantize 0 to see where the run diverges"
         )
     return scales
 

@@ -40,6 +40,7 @@ class TotalVariation:
             raise ConfigError(f"weight = {weight} of the total variation: give a finite number, at least 0")
         self.weight = float(weight)
         self.nonnegative = bool(nonnegative)
+        self.identity = False
         self.norm_bound = 4.0 * sum(size > 1 for size in self.shape)
 
     def apply(self, x: Array, out: Array | None = None) -> Array:
@@ -125,11 +126,12 @@ class TotalVariation:
 
     def _array_step(self, x: Array, v: Array, gradient: Array, gamma: float, lam: float) -> tuple[Array, Array]:
         target = x - gamma * gradient
-        predicted = self._constrain(target - gamma * differences_adjoint(v))
+        predicted = self.project(target - gamma * differences_adjoint(v))
         dual = project((lam / gamma) * differences(predicted) + v, self.weight)
-        return self._constrain(target - gamma * differences_adjoint(dual)) - x, dual
+        return self.project(target - gamma * differences_adjoint(dual)) - x, dual
 
-    def _constrain(self, x: Array) -> Array:
+    def project(self, x: Array) -> Array:
+        """The nearest volume of the constraint set: nonnegative values, or x itself without that constraint."""
         return _namespace(x).clip(x, min=0) if self.nonnegative else x
 
 

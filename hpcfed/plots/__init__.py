@@ -12,12 +12,13 @@ from pathlib import Path
 
 from hpcfed import registry
 from hpcfed.plots.curves import convergence
+from hpcfed.plots.holdings import holdings
 from hpcfed.plots.looks import configuration
 from hpcfed.plots.planes import slices
 from hpcfed.run_folder import RunFolder
 
 # Pictures of a finished run besides its convergence, by the names that workloads give.
-PICTURES: dict[str, Callable[[RunFolder, Path], Path]] = {"slices": slices}
+PICTURES: dict[str, Callable[[RunFolder, Path], Path]] = {"slices": slices, "holdings": holdings}
 
 
 def draw(folders: Sequence[RunFolder], out: Path | None = None) -> list[Path]:

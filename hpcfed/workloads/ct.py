@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -56,6 +57,7 @@ class Ct:
         "rounds": 200,
         "record_every": 5,
         "step": "1.9/L",
+        "lam": 0.05,
     }
     pictures: ClassVar[tuple[str, ...]] = ("convergence", "slices")
     compiled: ClassVar[tuple[str, ...]] = (
@@ -69,12 +71,16 @@ class Ct:
     )
     views: Size | None = option(None, "views over 180 degrees  [default: 668; of a scan: all]")
     detector: Size | None = option(None, "detector columns  [default: 512; of a scan: its own]", metavar="COLUMNS")
-    phantom: str = option("shepp-logan", "shepp-logan or a volume: .npy .npz .nii .nii.gz .tif", metavar="NAME|FILE")
+    phantom: str | None = option(
+        None, "shepp-logan or a volume: .npy .npz .nii .nii.gz .tif  [default: shepp-logan]", metavar="NAME|FILE"
+    )
     projections: str | None = option(None, "a measured scan, HDF5 in the DXchange layout", metavar="FILE.h5")
     axis: float | None = option(None, "detector column of the rotation axis  [default: found]", metavar="COLUMN")
-    noise: Annotated[float, Ge(0)] = option(0.02, "variance of the Gaussian noise in simulated projections")
+    noise: Annotated[float, Ge(0)] | None = option(
+        None, "variance of the Gaussian noise in simulated projections  [default: 0.02]"
+    )
     mu: Annotated[float, Ge(0)] | None = option(
-        None, "weight of the total variation  [default: 0.015 for each view, 10 for 668]"
+        None, "weight of the total variation; scale it with views and attenuations  [default: 0.015 times the views]"
     )
     nonnegative: bool = option(False, "constrain the attenuation to be nonnegative")
     projector: Literal["joseph", "astra"] = option(
@@ -85,27 +91,56 @@ class Ct:
     )
 
     def __post_init__(self) -> None:
-        if self.projections is not None and self.phantom != "shepp-logan":
-            raise ConfigError(f"--projections {self.projections} and --phantom {self.phantom}: give one of them")
-        if self.projections is None and self.axis is not None:
+        if self.projections is not None:
+            for name in ("phantom", "noise"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"--{name} {getattr(self, name)}: leave it out with --projections")
+            self._fill(projections=None)
+            return
+        if self.axis is not None:
             raise ConfigError(f"--axis {self.axis}: a simulated scan has its axis in the middle: leave it out")
-        if self.projections is None:
-            # All is known now, so that the configuration that is written to the run folder is complete.
-            sizes: dict[str, Any] = {"shape": (256, 256, 64), "views": 668, "detector": 512}
-            sizes |= {name: given for name in sizes if (given := getattr(self, name)) is not None}
-            mu = MU_FOR_A_VIEW * sizes["views"] if self.mu is None else self.mu
-            for name, value in {**sizes, "mu": mu}.items():
-                object.__setattr__(self, name, value)
-            if sizes["views"] < self.clients:
-                raise ConfigError(f"--views {self.views} for --clients {self.clients}: every client needs a view")
+        # All is known now, so that the configuration that is written to the run folder is complete.
+        self._fill(phantom="shepp-logan", shape=(256, 256, 64), views=668, detector=512, noise=0.02)
+        self._fill(mu=MU_FOR_A_VIEW * self.known("views"))
+        if self.known("views") < self.clients:
+            raise ConfigError(f"--views {self.views} for --clients {self.clients}: every client needs a view")
+
+    def _fill(self, **defaults: Any) -> None:
+        """Give options that were left out their value, and files a path that holds from any folder."""
+        for name, default in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        for name in ("phantom", "projections"):
+            if getattr(self, name) not in (None, "shepp-logan"):
+                object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
+
+    def known(self, name: str) -> Any:
+        """An option that has its value by now."""
+        value = getattr(self, name)
+        assert value is not None, name
+        return value
+
+    def refuse(self, name: str, algorithm: Any) -> None:
+        """Refuse an algorithm whose options do not go with this problem.
+
+        Raises
+        ------
+        ConfigError
+        """
+        lam = getattr(algorithm, "lam", None)
+        if lam is not None and self.shape is not None:
+            bound = 4 * sum(size > 1 for size in self.shape)
+            if lam * bound > 1:
+                raise ConfigError(f"--lam {lam:.6g} exceeds 1/rho_max(B B^T) = 1/{bound}: choose at most that")
+        if self.nonnegative and lam is None:
+            raise ConfigError(f"--nonnegative: {name} keeps no constraint: leave it out or use fpdfp")
 
     def build(self, fed: Federation) -> CtProblem:
         return self._simulate(fed) if self.projections is None else self._read_scan(fed, self.projections)
 
     def _simulate(self, fed: Federation) -> CtProblem:
         """Project a phantom; each client projects its own views and adds its own noise."""
-        shape, views, columns, mu = self.shape, self.views, self.detector, self.mu
-        assert shape is not None and views is not None and columns is not None and mu is not None  # noqa: PT018
+        shape, views, columns, noise = map(self.known, ("shape", "views", "detector", "noise"))
         truth = fed.once(lambda: self.reference(shape))
         angles = np.linspace(0, np.pi, views, endpoint=False, dtype=np.float64)
         dealt = _deal(views, fed)
@@ -114,13 +149,14 @@ class Ct:
         def client(number: int, rng: np.random.Generator) -> CtClient:
             projector = self._projector(fed.device, shape, angles[dealt[number]], columns, None)
             projections = projector.forward(fed.device.put(truth))
-            noise = rng.standard_normal(tuple(projections.shape), dtype=np.float32)
-            projections += fed.device.put(noise * np.float32(np.sqrt(self.noise)))
+            errors = rng.standard_normal(tuple(projections.shape), dtype=np.float32)
+            projections += fed.device.put(errors * np.float32(np.sqrt(noise)))
             reference = {z: truth[:, :, z].copy() for z in range(shape[2]) if z % judges == number}
-            regularizer = self._regularizer(shape, mu)
-            return CtClient(number, fed.num_clients, projector, projections, regularizer, reference)
+            return CtClient(number, fed.num_clients, projector, projections, self._regularizer(), reference)
 
-        return CtProblem(self, fed.build(client), shape, mu, Geometry(angles, columns, (columns - 1) / 2))
+        built = fed.build(client)
+        kept = truth if fed.writes else None
+        return CtProblem(self, built, Geometry(angles, columns, (columns - 1) / 2), truth=kept)
 
     def _read_scan(self, fed: Federation, path: str) -> CtProblem:
         """Read a measured scan; each client reads its own views."""
@@ -142,25 +178,32 @@ class Ct:
                 f"--views {num_views}: {path} has {scan.num_views} views, and each of {self.clients} clients needs one"
             ).on_all_ranks()
         axis = self.axis if self.axis is not None else fed.once(lambda: scans.find_axis(scan))
+        if not 0 <= axis <= scan.num_columns - 1:
+            raise ConfigError(
+                f"--axis {axis:g}: {path} has columns 0 to {scan.num_columns - 1}: give one of them, or leave it out"
+            ).on_all_ranks()
+        found = replace(self, shape=shape, views=num_views, detector=scan.num_columns, axis=axis)
+        found._fill(mu=MU_FOR_A_VIEW * num_views)
         kept = np.linspace(0, scan.num_views - 1, num_views).round().astype(int)
         first_row = (scan.num_rows - shape[2]) // 2
         rows = slice(first_row, first_row + shape[2])
         dealt = _deal(num_views, fed)
-        mu = MU_FOR_A_VIEW * num_views if self.mu is None else self.mu
 
         def client(number: int, rng: np.random.Generator) -> CtClient:
             views = kept[dealt[number]]
             projector = self._projector(fed.device, shape, scan.angles[views], scan.num_columns, axis)
             projections = fed.device.put(scan.read(views, rows))
-            return CtClient(number, fed.num_clients, projector, projections, self._regularizer(shape, mu), {})
+            return CtClient(number, fed.num_clients, projector, projections, found._regularizer(), {})
 
         built = fed.build(client)
-        scale = _typical_maximum(built)
+        volume = built.mean(built.map(CtClient.filtered_backprojection))
+        scale = _typical_maximum(volume)
         for own in built.clients.values():
             own.projections[:] = own.projections / scale
         for note in (*scan.notes, f"rotation axis at detector column {axis:.2f}", f"attenuation scale {scale:.5g}"):
             logger.info("%s: %s", path, note)
-        return CtProblem(self, built, shape, mu, Geometry(scan.angles[kept], scan.num_columns, axis, scale))
+        geometry = Geometry(scan.angles[kept], scan.num_columns, axis, scale)
+        return CtProblem(found, built, geometry, filtered_backprojection=volume / scale)
 
     def _projector(
         self,
@@ -183,10 +226,10 @@ class Ct:
 
         return ParallelBeam(shape, angles, columns, axis)
 
-    def _regularizer(self, shape: tuple[int, int, int], mu: float) -> Any:
+    def _regularizer(self) -> Any:
         from hpcfed.operators.total_variation import TotalVariation
 
-        return TotalVariation(shape, mu, self.nonnegative)
+        return TotalVariation(self.known("shape"), self.known("mu"), self.nonnegative)
 
     def reference(self, shape: tuple[int, int, int]) -> NDArray[np.float32]:
         """The phantom, with maximum 1."""
@@ -196,7 +239,7 @@ class Ct:
             return shepp_logan(shape)
         from hpcfed.data.volumes import read_volume
 
-        return read_volume(Path(self.phantom), shape)
+        return read_volume(Path(self.known("phantom")), shape)
 
 
 @dataclass(frozen=True)
@@ -211,7 +254,8 @@ class Geometry:
     def attributes(self) -> dict[str, Any]:
         """For ``result.h5``."""
         return {
-            "geometry": "parallel beam, rotation axis parallel to the slices' axis",
+            "beam": "parallel, rotation axis parallel to the slices' axis",
+            "angles": "radian, counter-clockwise, in the dataset geometry",
             "detector_columns": self.columns,
             "rotation_axis": self.axis,
             "voxel_size": 1.0,
@@ -274,38 +318,46 @@ class CtClient:
 
 @dataclass(frozen=True)
 class CtProblem:
-    """The scan in place: where to start, what to measure, what to keep."""
+    """The scan in place: where to start, what to measure, what to keep.
+
+    ``truth`` is the phantom, on the rank that writes the result; ``filtered_backprojection`` the clients' mean, where
+    a scan's scale was found from it.
+    """
 
     workload: Ct
     fed: Federation
-    shape: tuple[int, int, int]
-    mu: float
     geometry: Geometry
+    truth: NDArray[np.float32] | None = None
+    filtered_backprojection: Array | None = None
 
     def start(self) -> Array:
         if self.workload.start == "zero":
-            return self.fed.device.put(np.zeros(self.shape, np.float32))
-        x = self.fed.mean(self.fed.map(CtClient.filtered_backprojection))
+            return self.fed.device.put(np.zeros(self.workload.known("shape"), np.float32))
+        x = self.filtered_backprojection
+        if x is None:
+            x = self.fed.mean(self.fed.map(CtClient.filtered_backprojection))
         return x.clip(0) if self.workload.nonnegative else x
 
     def metrics(self, solution: Array, fed: Federation) -> dict[str, float]:
         """Objective, misfit and total variation; PSNR (peak 1) and SSIM (mean over slices) of a simulated scan."""
         misfit, penalty, squared, similarity = fed.total(fed.map(CtClient.measure, solution)).tolist()
         numbers = {"objective": misfit + penalty, "misfit": misfit}
-        if self.mu > 0:
-            numbers["tv"] = penalty / self.mu
+        mu, shape = self.workload.known("mu"), self.workload.known("shape")
+        if mu > 0:
+            numbers["tv"] = penalty / mu
         if self.workload.projections is None:
-            numbers["psnr"] = float(10 * np.log10(np.prod(self.shape) / squared)) if squared > 0 else float("inf")
-            if min(self.shape[:2]) >= SSIM_WINDOW:
-                numbers["ssim"] = similarity / self.shape[2]
+            numbers["psnr"] = float(10 * np.log10(np.prod(shape) / squared)) if squared > 0 else float("inf")
+            if min(shape[:2]) >= SSIM_WINDOW:
+                numbers["ssim"] = similarity / shape[2]
         return numbers
 
     def results(self, solution: Array) -> Mapping[str, tuple[Array, Mapping[str, Any]]]:
         axes = {"axes": "y x z", "unit": "attenuation per voxel / attenuation_scale"}
-        volumes = {"volume": (solution, {**axes, **self.geometry.attributes()})}
-        if self.workload.projections is None:
-            volumes["reference"] = (self.workload.reference(self.shape), axes)
-        return {**volumes, "angles": (self.geometry.angles, {"unit": "radian"})}
+        geometry = self.geometry.attributes()
+        results = {"volume": (solution, {**axes, **geometry}), "geometry": (self.geometry.angles, geometry)}
+        if self.truth is not None:
+            results["reference"] = (self.truth, axes)
+        return results
 
 
 def _deal(num_views: int, fed: Federation) -> list[NDArray[np.int64]]:
@@ -314,10 +366,9 @@ def _deal(num_views: int, fed: Federation) -> list[NDArray[np.int64]]:
     return [np.sort(part) for part in np.array_split(order, fed.num_clients)]
 
 
-def _typical_maximum(fed: Federation) -> float:
-    """The 99.9th percentile of the federated filtered back-projection, free of single outliers."""
-    x = devices.to_host(fed.mean(fed.map(CtClient.filtered_backprojection)))
-    scale = float(np.quantile(x, 0.999))
+def _typical_maximum(volume: Array) -> float:
+    """The 99.9th percentile, free of single outliers."""
+    scale = float(np.quantile(devices.to_host(volume), 0.999))
     if not (np.isfinite(scale) and scale > 0):
         raise DataError(
             f"the scan's back-projection has maximum {scale:.3g}: is it a transmission scan?"
