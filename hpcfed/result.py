@@ -8,28 +8,27 @@ import importlib.metadata
 import os
 import platform
 import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
 
 from hpcfed import __version__, devices
+from hpcfed.config import RunConfig
 from hpcfed.errors import DataError
 from hpcfed.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from hpcfed.runner import Run
 
 PACKAGES = ("numpy", "scipy", "h5py", "mpi4py", "numba", "astra-toolbox", "torch")
 
 
-def write(folder: RunFolder, run: Run, problem: Any, algorithm: Any, state: Any, facts: Mapping[str, Any]) -> None:
+def write(
+    folder: RunFolder, config: RunConfig, problem: Any, state: Any, *, command: str, ranks: int, peak_memory_bytes: int
+) -> None:
     """Write the solution, the algorithm's other outputs, the history and the provenance, all or nothing."""
     temporary = folder.result.with_suffix(".tmp")
+    algorithm = config.algorithm.options
     solution = algorithm.solution(state)
-    config = run.config
     with h5py.File(str(temporary), "w") as file:
         file.attrs.update(
             workload=config.workload.name,
@@ -38,7 +37,8 @@ def write(folder: RunFolder, run: Run, problem: Any, algorithm: Any, state: Any,
             rounds=config.run.rounds,
             digest=digest(solution),
             config=config.to_toml(),
-            **facts,
+            ranks=ranks,
+            peak_memory_bytes=peak_memory_bytes,
         )
         for name, (array, attributes) in problem.results(solution).items():
             dataset = file.create_dataset(name, data=devices.to_host(array))
@@ -47,7 +47,7 @@ def write(folder: RunFolder, run: Run, problem: Any, algorithm: Any, state: Any,
             file.create_dataset(name, data=devices.to_host(array))
         _write_history(file.create_group("history"), folder)
         file.create_group("provenance").attrs.update(
-            command=run.command,
+            command=command,
             hpcfed=__version__,
             python=platform.python_version(),
             platform=platform.platform(),

@@ -165,8 +165,8 @@ class _Execution:
             progress.close()
         memory = max(self.communicator.gather(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
         if speaks:
-            facts = {"ranks": self.communicator.size, "peak_memory_bytes": memory}
-            result.write(folder, self.run, problem, algorithm, state, facts)
+            facts = {"command": self.run.command, "ranks": self.communicator.size, "peak_memory_bytes": memory}
+            result.write(folder, self.run.config, problem, state, **facts)
             if self.run.config.workload.options.pictures:
                 _draw(folder)
         self.communicator.wait()

@@ -72,20 +72,20 @@ def catalogue() -> str:
     """All algorithms, workloads and compressors, and which fit together."""
     lines = ["Workloads"]
     lines += [
-        f"  {name:12} {_first_sentence(registry.load('workload', name))}\n"
+        f"  {name:12} {_first_paragraph(registry.load('workload', name))}\n"
         f"  {'':12} algorithms: {', '.join(registry.fitting_algorithms(name)) or 'none'}"
         for name in registry.WORKLOADS
     ]
     lines.append("Algorithms")
     lines += [
-        f"  {name:12} {_first_sentence(registry.load('algorithm', name))}\n"
+        f"  {name:12} {_first_paragraph(registry.load('algorithm', name))}\n"
         f"  {'':12} workloads: {', '.join(registry.fitting_workloads(name)) or 'none'}"
         for name in registry.ALGORITHMS
     ]
     lines.append("Compressors (all fit every algorithm that has lossy messages)")
-    lines += [f"  {name:12} {_first_sentence(registry.load('compressor', name))}" for name in registry.COMPRESSORS]
+    lines += [f"  {name:12} {_first_paragraph(registry.load('compressor', name))}" for name in registry.COMPRESSORS]
     return "\n".join(lines)
 
 
-def _first_sentence(owner: type) -> str:
-    return " ".join((owner.__doc__ or "").split("\n\n")[0].split())
+def _first_paragraph(owner: type) -> str:
+    return " ".join((owner.__doc__ or "").split("\n\n")[0].split()).replace("``", "")
