@@ -64,14 +64,9 @@ class _Execution:
     def go(self) -> None:
         for number in STOP_SIGNALS:
             signal.signal(number, self._note_signal)
-        algorithm = self.run.config.algorithm.options
         # Numbers that stop being finite are noticed and named once; NumPy need not warn of them on every rank.
         with np.errstate(all="ignore"):
-            with self.ledger.clock("setup"):
-                problem, state, first = self._set_up(algorithm)
-            if self.communicator.rank == 0:
-                self.run.folder.go_back(self.run.config.to_toml(), -1 if self.run.resume_from is None else first)
-            self._loop(algorithm, problem, problem.fed, state, first)
+            self._loop(self.run.config.algorithm.options)
 
     def _set_up(self, algorithm: Any) -> tuple[Any, Any, int]:
         """The problem, and the state after the rounds that are done."""
@@ -119,9 +114,14 @@ class _Execution:
             raise KeyboardInterrupt
         self.signalled = True
 
-    def _loop(self, algorithm: Any, problem: Any, fed: Federation, state: Any, first: int) -> None:
-        run, folder = self.run.config.run, self.run.folder
+    def _loop(self, algorithm: Any) -> None:
+        # The state lives in this frame alone: whoever else held the first one would keep its memory to the end.
+        with self.ledger.clock("setup"):
+            problem, state, first = self._set_up(algorithm)
+        fed, run, folder = problem.fed, self.run.config.run, self.run.folder
         speaks = self.communicator.rank == 0
+        if speaks:
+            folder.go_back(self.run.config.to_toml(), -1 if self.run.resume_from is None else first)
         every_rounds, every_seconds = run.checkpoint_rule()
         saved_time = time.monotonic()
         records = recorder.Recorder(folder, speaks)
