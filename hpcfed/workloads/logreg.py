@@ -82,6 +82,7 @@ class LogReg:
         regularizer = SparseL1(self.mu2, matrix)
         stream = fed.streams.generator(Purpose.SPLIT)
         dealt = partitions.deal(self.partition, train[1], fed.num_clients, stream, alpha=self.alpha, shards=self.shards)
+        logger.info("what each client holds:\n%s", partitions.describe(dealt, train[1]))
         total = len(train[1])
 
         def client(number: int, rng: np.random.Generator) -> LogRegClient:
@@ -166,9 +167,11 @@ class LogRegClient:
         return self.regularizer.subgradient(x)  # type: ignore[no-any-return]
 
     def measure(self, rng: np.random.Generator, x: Vector) -> Vector:
-        """This client's value, and loss, hits and number of its share of the test samples."""
-        margins = self.test_labels * (self.test_features @ x)
-        return np.array([self.value(x), np.logaddexp(0, -margins).sum(), (margins > 0).sum(), len(margins)])
+        """This client's value, and loss, hits and number of its share of the test samples; a score of 0 means -1."""
+        scores = self.test_features @ x
+        hits = (scores > 0) == (self.test_labels > 0)
+        losses = np.logaddexp(0, -self.test_labels * scores)
+        return np.array([self.value(x), losses.sum(), hits.sum(), len(hits)])
 
 
 @dataclass(frozen=True)
