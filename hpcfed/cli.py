@@ -280,6 +280,33 @@ def resume(directory: str, rounds: int | None) -> None:
     _conclude(folder)
 
 
+@commands.command(short_help="Do the runs of a file, then draw and tabulate them.")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--out", type=str, help="Folder of the comparison  [default: runs/NAME-of-FILE]; one that exists goes on."
+)
+def compare(file: str, out: str | None) -> None:
+    """Run the variants in FILE, each with all seeds, one after another; then draw one picture and print a table.
+
+    jobs/logreg.toml is an example. Started again with the same folder it goes on: finished runs are kept, half-finished
+    ones resume. A run that diverges is a result, not the end.
+    """
+    from hpcfed import comparison, plots
+
+    session: Session = click.get_current_context().obj
+    path = Path(file)
+    folder = Path(out) if out else Path("runs") / path.stem
+    command = shlex.join(["hpcfed", *sys.argv[1:]])
+    job, folders = comparison.prepare(path, folder, command, session.communicator.size)
+    session.start(job)
+    shown = [each for variant in folders.values() for each in variant if each.history()]
+    if len(shown) > 1:
+        click.echo(f"picture {plots.draw(shown, folder / 'compare.png')[0]}")
+    report = comparison.table(folders)
+    (folder / "compare.txt").write_text(report + "\n", encoding="utf-8")
+    click.echo(report)
+
+
 @commands.command(short_help="Print what a run is and how far it has come.")
 @click.argument("directory", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
