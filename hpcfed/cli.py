@@ -299,9 +299,7 @@ def compare(file: str, out: str | None) -> None:
     command = shlex.join(["hpcfed", *sys.argv[1:]])
     job, folders = comparison.prepare(path, folder, command, session.communicator.size)
     session.start(job)
-    shown = [each for variant in folders.values() for each in variant if each.history()]
-    if len(shown) > 1:
-        click.echo(f"picture {plots.draw(shown, folder / 'compare.png')[0]}")
+    click.echo(f"picture {plots.comparison(folders, folder / 'compare.png')}")
     report = comparison.table(folders)
     (folder / "compare.txt").write_text(report + "\n", encoding="utf-8")
     click.echo(report)

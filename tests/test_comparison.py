@@ -7,7 +7,10 @@ import shutil
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from hpcfed.plots.curves import _statistics
 
 HERE = str(Path(__file__).parent)
 FILE = """
@@ -63,6 +66,26 @@ def test_variants_and_seeds_are_run_and_tabulated(compare, hpcfed, tmp_path):
     )  # fmt: skip
     assert alone.status == 0, alone.err
     assert last(tmp_path / "alone")["objective"] == last(out / "2-levels-seed4")["objective"]
+
+
+def test_groups_are_drawn_by_mean_and_standard_deviation():
+    """At the rounds that all runs have; a metric that one of them lacks is not a number there."""
+    values = {0: [5.0, 7.0, 6.0], 10: [1.0, 2.0, 4.5], 20: [0.5, 0.7, 0.9]}
+    histories = [
+        [
+            {"round": number, "objective": row[run], "paper_bits_up": 10 * number, "seconds": {"total": row[run] + 1}}
+            for number, row in values.items()
+            if not (run == 1 and number == 20)
+        ]
+        for run in range(3)
+    ]
+    histories[2][1]["psnr"] = 30.0
+    means, deviations = _statistics(histories)
+    assert [record["round"] for record in means] == [0, 10]
+    np.testing.assert_allclose([record["objective"] for record in means], [6.0, 2.5])
+    np.testing.assert_allclose([record["objective"] for record in deviations], [1.0, np.std([1, 2, 4.5], ddof=1)])
+    np.testing.assert_allclose([record["seconds.total"] for record in means], [7.0, 3.5])
+    assert all(np.isnan(record["psnr"]) for record in means)
 
 
 def test_it_goes_on_where_it_stopped(compare, tmp_path):

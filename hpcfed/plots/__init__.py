@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcfed import registry
-from hpcfed.plots.curves import convergence
+from hpcfed.plots.curves import comparison, convergence
 from hpcfed.plots.holdings import holdings
 from hpcfed.plots.looks import configuration
 from hpcfed.plots.planes import slices
 from hpcfed.run_folder import RunFolder
+
+__all__ = ["PICTURES", "comparison", "convergence", "draw"]
 
 # Pictures of a finished run besides its convergence, by the names that workloads give.
 PICTURES: dict[str, Callable[[RunFolder, Path], Path]] = {"slices": slices, "holdings": holdings}

@@ -1,4 +1,4 @@
-"""How runs converge: one picture of curves for one run or several."""
+"""How runs converge: one picture of curves for one run, for several, or for groups of runs with their spread."""
 
 from __future__ import annotations
 
@@ -39,18 +39,20 @@ DASHES = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True)
 class _Curves:
-    """The records of a run by column, with its name and its looks."""
+    """The records of a run by column, with its name and its looks.
+
+    Of a group of runs: their mean records, and in ``deviations`` the standard deviations.
+    """
 
     name: str
     colour: str
     dash: str
     records: Sequence[Mapping[str, Any]]
+    deviations: Sequence[Mapping[str, Any]] = ()
 
     def column(self, key: str) -> NDArray[np.float64]:
         """The values of ``key`` (``seconds.total`` is a value in a table); NaN where there is no finite number."""
-        values = np.array([_number(record, key) for record in self.records])
-        values[~np.isfinite(values)] = np.nan
-        return values
+        return _column(self.records, key)
 
     def has(self, key: str) -> bool:
         return bool(np.isfinite(self.column(key)).any())
@@ -91,18 +93,43 @@ def convergence(folders: Sequence[RunFolder], path: Path) -> Path:
     DataError
         If a run has no recorded rounds, or no metric of any run is a number.
     """
+    curves = _curves(folders)
+    return _draw(curves, title(folders[0]) if len(curves) == 1 else "", path)
+
+
+def comparison(groups: Mapping[str, Sequence[RunFolder]], path: Path) -> Path:
+    """Draw how groups of runs converge, as `convergence` does: each one's mean, and a standard deviation about it.
+
+    Rounds that some run of a group has not recorded are left out; groups without records are, too.
+
+    Raises
+    ------
+    DataError
+        If no group has a recorded metric that is a number.
+    """
+    curves: list[_Curves] = []
+    for name, folders in groups.items():
+        histories = [history for folder in folders if (history := folder.history())]
+        if histories:
+            place = len(curves)
+            records, deviations = _statistics(histories)
+            curves.append(_Curves(name, *_looks(place), records, deviations if len(histories) > 1 else ()))
+    return _draw(curves, "", path)
+
+
+def _draw(curves: Sequence[_Curves], heading: str, path: Path) -> Path:
+    """The picture of the curves, with a heading or, without one, a legend."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
-    curves = _curves(folders)
     horizontals = [_Horizontal("round", "round"), *_bits(curves), _time(curves)]
     known = [name for name in LABELS if any(curve.has(name) for curve in curves)]
     main = [name for name in MAIN if name in known]
     rest = [name for name in known if name not in main and not (name == "tv" and "misfit" in known)]
     if not known:
-        raise DataError(f"run folder {folders[0].path} has no metric that is a number: there is nothing to draw")
+        raise DataError(f"picture {path}: no run has a metric that is a number: there is nothing to draw")
     columns = len(horizontals)
     rows = len(main) + math.ceil(len(rest) / columns)
 
@@ -126,8 +153,8 @@ def convergence(folders: Sequence[RunFolder], path: Path) -> Path:
             _draw_curves(axes, metric, horizontals[0], curves)
             if metric == "misfit" and "tv" in known:
                 _add_variation(axes, curves)
-        if len(curves) == 1:
-            figure.suptitle(title(folders[0]))
+        if heading:
+            figure.suptitle(heading)
         else:
             handles = [Line2D([], [], color=curve.colour, linestyle=curve.dash) for curve in curves]
             figure.legend(handles, [curve.name for curve in curves], loc="outside upper left")
@@ -141,9 +168,27 @@ def _curves(folders: Sequence[RunFolder]) -> list[_Curves]:
         records = folder.history()
         if not records:
             raise DataError(f"run folder {folder.path} has no recorded rounds: wait for the first, or resume the run")
-        dash = DASHES[place // len(COLOURS) % len(DASHES)]
-        curves.append(_Curves(name, COLOURS[place % len(COLOURS)], dash, records))
+        curves.append(_Curves(name, *_looks(place), records))
     return curves
+
+
+def _looks(place: int) -> tuple[str, str]:
+    """Colour and dash of a curve by its place."""
+    return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
+
+
+def _statistics(histories: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Mean and standard deviation of several runs' records, at the rounds that all of them have recorded."""
+    by_round = [{record["round"]: record for record in history} for history in histories]
+    rounds = sorted(set.intersection(*map(set, by_round)))
+    keys = ("round", "paper_bits_up", "seconds.total", *LABELS)
+    values = np.array([[[_number(run[number], key) for key in keys] for number in rounds] for run in by_round])
+    spread = values.std(axis=0, ddof=1) if len(histories) > 1 else np.zeros(values.shape[1:])
+
+    def records(table: NDArray[np.float64]) -> list[dict[str, Any]]:
+        return [dict(zip(keys, row, strict=True)) for row in table]
+
+    return records(values.mean(axis=0)), records(spread)
 
 
 def _bits(curves: Sequence[_Curves]) -> list[_Horizontal]:
@@ -170,6 +215,9 @@ def _draw_curves(axes: Axes, metric: str, against: _Horizontal, curves: Sequence
         x, y = curve.column(against.key) / against.scale, curve.column(metric)
         marker = "o" if len(curve.records) <= 12 else ""
         axes.plot(x, y, color=curve.colour, linestyle=dash or curve.dash, marker=marker)
+        if curve.deviations:
+            spread = _column(curve.deviations, metric)
+            axes.fill_between(x, y - spread, y + spread, color=curve.colour, alpha=0.15, linewidth=0)
     _set_range(axes, np.concatenate([curve.worth_seeing(metric) for curve in curves]))
     if against.log:
         axes.set_xscale("log", nonpositive="mask")
@@ -202,7 +250,16 @@ def _set_range(axes: Axes, values: NDArray[np.float64]) -> None:
         axes.set_ylim(low - margin, high + margin)
 
 
+def _column(records: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+    """The values of a key, NaN where there is no finite number."""
+    values = np.array([_number(record, key) for record in records])
+    values[~np.isfinite(values)] = np.nan
+    return values
+
+
 def _number(record: Mapping[str, Any], key: str) -> float:
+    if key in record:
+        return float(record[key]) if isinstance(record[key], (int, float)) else math.nan
     value: Any = record
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
