@@ -159,8 +159,9 @@ def _height(image: Image) -> float:
 def _window(images: Sequence[Image], robust: bool) -> dict[str, float]:
     """Black and white: 0 (or the minimum, if negative) and the maximum; robust: the percentiles 0.5 and 99.5."""
     values = _finite(images)
-    low, high = np.percentile(values, [0.5, 99.5]) if robust else (min(values.min(), 0.0), values.max())
-    return {"vmin": float(low), "vmax": float(high if high > low else low + 1)}
+    low, high = map(float, np.percentile(values, [0.5, 99.5]) if robust else (np.min(values), np.max(values)))
+    low = low if robust else min(low, 0.0)
+    return {"vmin": low, "vmax": high if high > low else low + 1}
 
 
 def _symmetric_window(images: Sequence[Image]) -> dict[str, float]:
