@@ -30,7 +30,7 @@ def rank(**facts: object) -> Rank:
         cores=frozenset({0, 1}),
         yields=True,
         resident=1 << 20,
-        library=OPEN_MPI,
+        mpi=OPEN_MPI,
         seconds=1e-3,
         right=True,
     )
@@ -258,7 +258,7 @@ def test_no_mpi_library_is_a_problem_with_a_remedy(monkeypatch):
         raise RuntimeError("cannot load MPI library")
 
     monkeypatch.setattr(world, "library_of_new_process", none)
-    (finding,) = attempt(world.mpi_library, World([rank(library=None)], {}))
+    (finding,) = attempt(world.mpi_library, World([rank(mpi=None)], {}))
     assert finding.mark == "!!"
     assert "hpcfed[mpi]" in finding.remedy
 
@@ -271,7 +271,7 @@ def test_root_must_be_allowed(monkeypatch, allowed):
         monkeypatch.setenv(name, "1")
         if not allowed:
             monkeypatch.delenv(name)
-    findings = attempt(world.mpi_library, World([rank(library=None)], {}))
+    findings = attempt(world.mpi_library, World([rank(mpi=None)], {}))
     assert marks(findings, "root") == ([] if allowed else ["!!"])
 
 
@@ -281,7 +281,7 @@ def test_root_must_be_allowed(monkeypatch, allowed):
         ([rank()] * 2, "ok"),
         ([rank()] * 3, "--"),
         ([rank(yields=False)] * 3, "!!"),
-        ([rank(yields=False, library=Library("MPICH", "4", ""))] * 3, "--"),
+        ([rank(yields=False, mpi=Library("MPICH", "4", ""))] * 3, "--"),
         ([rank(cores=frozenset({core})) for core in (0, 1)], "ok"),
         ([rank(cores=frozenset({0}))] * 2, "--"),
     ],

@@ -40,7 +40,7 @@ YIELD = "OMPI_MCA_mpi_yield_when_idle"
 class Rank:
     """What a rank tells about itself.
 
-    ``cores`` is its core mask, ``resident`` its memory in bytes, ``library`` None without MPI, ``seconds`` the time of
+    ``cores`` is its core mask, ``resident`` its memory in bytes, ``mpi`` None without MPI, ``seconds`` the time of
     an Allreduce of 1 MiB and ``right`` whether that gave the right sum.
     """
 
@@ -49,7 +49,7 @@ class Rank:
     cores: frozenset[int]
     yields: bool
     resident: int
-    library: Library | None
+    mpi: Library | None
     seconds: float
     right: bool
 
@@ -72,7 +72,7 @@ class World:
     @property
     def serial(self) -> bool:
         """Whether no launcher started this process."""
-        return self.ranks[0].library is None
+        return self.ranks[0].mpi is None
 
 
 def tell(communicator: Communicator) -> Rank:
@@ -89,7 +89,7 @@ def tell(communicator: Communicator) -> Rank:
         cores=frozenset(os.sched_getaffinity(0)),
         yields=os.environ.get(YIELD, "").lower() in ("1", "true", "yes", "enabled"),
         resident=proc_size("self/status", "VmRSS"),
-        library=loaded_library() if "mpi4py.MPI" in sys.modules else None,
+        mpi=loaded_library() if "mpi4py.MPI" in sys.modules else None,
         seconds=statistics.median(seconds[1:]),
         right=bool(np.all(total == communicator.size * (communicator.size + 1) / 2)),
     )
@@ -97,7 +97,7 @@ def tell(communicator: Communicator) -> Rank:
 
 def mpi_library(world: World) -> Iterator[Finding]:
     try:
-        library = world.ranks[0].library or library_of_new_process()
+        library = world.ranks[0].mpi or library_of_new_process()
     except RuntimeError as error:
         remedy = "load your cluster's MPI module, or: pip install 'hpcfed[mpi]'"
         yield Finding("!!", "MPI library", f"none can be loaded: {error}", remedy)
@@ -146,7 +146,7 @@ def ranks(world: World) -> Iterator[Finding]:
         return
     hosts = ", ".join(f"{host} {len(ranks)}" for host, ranks in world.hosts.items())
     yield Finding("ok", "ranks", f"{len(world.ranks)} on {plural(len(world.hosts), 'node')}: {hosts}")
-    versions = {f"{rank.versions}, {rank.library and rank.library.version}" for rank in world.ranks}
+    versions = {f"{rank.versions}, {rank.mpi and rank.mpi.version}" for rank in world.ranks}
     if len(versions) > 1:
         yield Finding("!!", "versions", f"differ between ranks: {'; '.join(sorted(versions))}", "use one environment")
     wrong = [str(number) for number, rank in enumerate(world.ranks) if not rank.right]
@@ -162,7 +162,7 @@ def ranks(world: World) -> Iterator[Finding]:
 
 def cores(world: World) -> Iterator[Finding]:
     """Ranks that outnumber the cores must give them up while they wait."""
-    spins = any(rank.library and rank.library.family == "Open MPI" and not rank.yields for rank in world.ranks)
+    spins = any(rank.mpi and rank.mpi.family == "Open MPI" and not rank.yields for rank in world.ranks)
     for host, here in world.hosts.items():
         usable = frozenset[int]().union(*(rank.cores for rank in here))
         text = f"{plural(len(here), 'rank')} on {plural(len(usable), 'core')} of {host}"
