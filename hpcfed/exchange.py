@@ -70,7 +70,9 @@ def combine(
         result = _sum_in_any_order(parcel, values, shape, dtype)
     else:
         result = _sum_in_order(parcel, values, compressor or Raw(), shape, dtype)
-    parcel.ledger.send(wire_bytes_down=result.nbytes * parcel.communicator.size, paper_bits_down=32 * result.size)
+    # Every rank gets the result; the papers' server broadcasts it once.
+    broadcast = 32 * result.size if parcel.communicator.rank == 0 else 0
+    parcel.ledger.send(wire_bytes_down=result.nbytes, paper_bits_down=broadcast)
     return result
 
 
@@ -102,7 +104,9 @@ def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape
         total /= parcel.divisor
         communicator.join(total.astype(dtype, copy=False), np.diff(cuts).tolist(), result[first:last])
         sent += sum(part.size for parts in outgoing for part in parts)
-    _count_up(parcel, sent, sum(message.paper_bits for message in messages.values()) if ledger.counting else 0)
+    if ledger.counting:  # the papers' bits of quantized messages take time to count
+        bits = sum(message.paper_bits for message in messages.values())
+        ledger.send(wire_bytes_up=sent, paper_bits_up=bits)
     return result.reshape(shape)
 
 
@@ -119,10 +123,9 @@ def _sum_of_integers(parcel: Parcel, values: Mapping[int, Array], compressor: An
     for more in levels[1:]:
         total += more
     total = communicator.sum(total)
-    _count_up(
-        parcel,
-        sum(each.nbytes + common.nbytes for each in levels),
-        sum(compressor.paper_bits(shape) for _ in levels),
+    parcel.ledger.send(
+        wire_bytes_up=sum(each.nbytes + common.nbytes for each in levels),
+        paper_bits_up=sum(compressor.paper_bits(shape) for _ in levels),
     )
     mean: Array = compressor.decode(total, common, count, dtype)
     return mean if parcel.divisor == count else mean * np.asarray(count / parcel.divisor, dtype)
@@ -136,16 +139,9 @@ def _sum_in_any_order(parcel: Parcel, values: Mapping[int, Array], shape: Any, d
     total = weighted[0] if weighted else np.zeros(shape, dtype)
     for value in weighted[1:]:
         total = total + value
-    _count_up(parcel, total.nbytes * len(values), 32 * total.size * len(values))
+    parcel.ledger.send(wire_bytes_up=total.nbytes * len(values), paper_bits_up=32 * total.size * len(values))
     result: Array = parcel.communicator.sum(total) / np.asarray(parcel.divisor, dtype)
     return result
-
-
-def _count_up(parcel: Parcel, wire_bytes: int, paper_bits: int) -> None:
-    """Charge what all clients sent; every rank's ledger shows the same."""
-    if parcel.ledger.counting:
-        amounts = parcel.communicator.sum(np.array([wire_bytes, paper_bits], np.int64))
-        parcel.ledger.send(wire_bytes_up=int(amounts[0]), paper_bits_up=int(amounts[1]))
 
 
 def _cuts(first: int, last: int, parts: int) -> list[int]:

@@ -7,12 +7,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from hpcfed.communicator import Communicator
+
 TRAFFIC = ("wire_bytes_up", "wire_bytes_down", "paper_bits_up", "paper_bits_down")
 
 
 @dataclass
 class Ledger:
-    """Cumulative cost of a run, seen from this rank.
+    """Cumulative cost of a run: this rank's share of the traffic, and its time.
 
     Attributes
     ----------
@@ -53,6 +57,11 @@ class Ledger:
             yield
         finally:
             self.counting = before
+
+    def totals(self, communicator: Communicator) -> dict[str, int]:
+        """The traffic of all ranks together."""
+        amounts = communicator.sum(np.array([self.traffic[name] for name in TRAFFIC], np.int64))
+        return dict(zip(TRAFFIC, amounts.tolist(), strict=True))
 
     def send(self, **amounts: int) -> None:
         """Add to the traffic."""

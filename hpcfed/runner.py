@@ -85,7 +85,8 @@ class _Execution:
             return problem, algorithm.init(problem.fed, start), 0
         saved = checkpoint.load(self.run.resume_from, algorithm.state_type, problem.fed)
         self.ledger.seconds |= saved.seconds
-        self.ledger.traffic |= saved.traffic
+        if self.communicator.rank == 0:  # the totals of all ranks, carried on by one
+            self.ledger.traffic |= saved.traffic
         self.begun -= saved.seconds.get("total", 0.0)
         return problem, saved.state, saved.round
 
@@ -178,7 +179,8 @@ class _Execution:
         with self.ledger.clock("metrics"), self.ledger.uncounted():
             metrics = problem.metrics(solution, fed.beside(number))
         seconds = self._seconds()
-        record = {"round": number, **metrics, "participants": participants, **self.ledger.traffic, "seconds": seconds}
+        traffic = self.ledger.totals(self.communicator)
+        record = {"round": number, **metrics, "participants": participants, **traffic, "seconds": seconds}
         if not math.isnan(change):
             record["relative_change"] = change
         return record
@@ -193,7 +195,8 @@ class _Execution:
     def _save(self, state: Any, fed: Federation, number: int) -> None:
         with self.ledger.clock("checkpoint"):
             seconds = self._seconds()
-            checkpoint.save(self.run.folder.checkpoints, Checkpoint(number, state, seconds, self.ledger.traffic), fed)
+            traffic = self.ledger.totals(self.communicator)
+            checkpoint.save(self.run.folder.checkpoints, Checkpoint(number, state, seconds, traffic), fed)
 
     def _agree(self, stop: bool, due: bool) -> tuple[bool, bool]:
         """A signal may reach any rank and clocks differ: what one rank sees, all do."""

@@ -38,7 +38,7 @@ def arrays(cohort, shape, dtype):
 
 
 def send(comm, values, compressor=None, weights=None, sum_order="client", divisor=None):
-    """The combination of all clients' arrays on one rank, and its ledger."""
+    """The combination of all clients' arrays on one rank, and the traffic of all."""
     cohort = tuple(values)
     owners = tuple(((client + 1) * comm.size - 1) // CLIENTS for client in cohort)
     ledger = Ledger()
@@ -47,7 +47,7 @@ def send(comm, values, compressor=None, weights=None, sum_order="client", diviso
     parcel = Parcel(comm, cohort, owners, rng, weights, divisor, ledger)
     own = {client: values[client] for client, owner in zip(cohort, owners, strict=True) if owner == comm.rank}
     some = next(iter(values.values()))
-    return combine(parcel, own, some.shape, some.dtype, compressor, sum_order), ledger.traffic
+    return combine(parcel, own, some.shape, some.dtype, compressor, sum_order), ledger.totals(comm)
 
 
 def serial(values, *args, **kwargs):

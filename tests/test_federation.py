@@ -322,8 +322,7 @@ def test_a_round_has_the_same_bits_on_any_number_of_ranks(ranks, participants, c
             fed.mean(values).tobytes(),
             fed.total(numbers),
             fed.largest(numbers),
-            fed.ledger.traffic["paper_bits_up"],
-            fed.ledger.traffic["paper_bits_down"],
+            [fed.ledger.totals(comm)[name] for name in ("paper_bits_up", "paper_bits_down")],
         )
 
     assert on_ranks(ranks, one_round) == [one_round(Federation(1).communicator)] * ranks
