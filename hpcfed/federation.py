@@ -182,21 +182,21 @@ class Federation:
 
     def _combine(self, values: PerClient[Any], weights: Sequence[float] | None, divisor: float, lossy: bool) -> Any:
         call = next(self._calls)
+        owners = tuple(self.owner(client) for client in self.cohort)
         with self.ledger.clock("exchange"):
             hosted = {client: devices.to_host(value) for client, value in values.items()}
             # A rank whose clients sit the round out cannot know what is being sent: the first participant tells it.
-            first = self.cohort[0]
             here = next(iter(values), None)
             form = None
             if here is not None:
                 form = (hosted[here].shape, hosted[here].dtype, devices.backend(values[here]))
-            if len({self.owner(client) for client in self.cohort}) < self.communicator.size:
-                form = self.communicator.broadcast(form, self.owner(first))
+            if len(set(owners)) < self.communicator.size:
+                form = self.communicator.broadcast(form, owners[0])
             shape, dtype, backend = form  # type: ignore[misc]
         parcel = exchange.Parcel(
             communicator=self.communicator,
             cohort=self.cohort,
-            owners=tuple(self.owner(client) for client in self.cohort),
+            owners=owners,
             rng=lambda client: self.streams.generator(Purpose.COMPRESSION, self.round, call, client),
             weights=weights,
             divisor=divisor,
@@ -209,8 +209,7 @@ class Federation:
 
     def largest(self, values: PerClient[Any]) -> Any:
         """The elementwise maximum over the cohort of arrays of one shape (or of numbers), on every rank."""
-        with self.ledger.clock("exchange"):
-            everyone = self.collect(values)
+        everyone = self.collect(values)
         return np.max(np.stack(everyone), axis=0) if np.ndim(everyone[0]) else max(everyone)
 
     def collect(self, values: PerClient[T]) -> list[T]:

@@ -107,7 +107,8 @@ class _Execution:
         """This rank's device, its memory shared with the ranks that have the same one."""
         with together(self.communicator):
             device = devices.choose(requested, self.communicator.local_rank)
-        sharing = self.communicator.gather(device.identity).count(device.identity) if device.is_gpu else 1
+        # Every rank takes part, whether or not it has a GPU: a node may lack one.
+        sharing = self.communicator.gather(device.identity).count(device.identity)
         return device.shared_by(sharing)
 
     def _note_signal(self, number: int, frame: object) -> None:

@@ -95,7 +95,7 @@ class Ct:
             for name in ("phantom", "noise"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"--{name} {getattr(self, name)}: leave it out with --projections")
-            self._fill(projections=None)
+            self._fill()
             return
         if self.axis is not None:
             raise ConfigError(f"--axis {self.axis}: a simulated scan has its axis in the middle: leave it out")
