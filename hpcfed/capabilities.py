@@ -6,6 +6,7 @@ is read. A protocol's methods are called on one client's own data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,8 +27,90 @@ class Smooth(Protocol):
         The result is the caller's: a new array that it may overwrite.
         """
 
+
+@runtime_checkable
+class BoundedCurvature(Protocol):
+    """A `Smooth` client whose Hessians have a bound that does not depend on the point: step sizes can be estimated."""
+
     def curvature(self, direction: Array) -> Array:
         """``H_i d`` for a symmetric ``H_i`` that bounds every Hessian of ``f_i`` from above."""
+
+
+@runtime_checkable
+class Compositional(Protocol):
+    """A client whose objective is a composition ``f_i(g_i(x))``, ``g_i: R^d -> R^p``, both maps means over samples.
+
+    A sample is drawn first and evaluated afterwards, so that a method can evaluate one sample at two points. Wherever
+    a sample is asked for, None stands for all of the client's data: the exact map. The inner sample (zeta) and the
+    outer one (xi) are independent. Every evaluation is counted in the run's ledger.
+
+    Attributes
+    ----------
+    inner_size : p.
+    """
+
+    inner_size: int
+
+    def draw_inner(self, rng: np.random.Generator, batch: int | None) -> Any:
+        """A sample of the inner map; None for ``batch`` None."""
+
+    def draw_outer(self, rng: np.random.Generator, batch: int | None) -> Any:
+        """A sample of the outer map; None for ``batch`` None."""
+
+    def inner(self, x: Array, sample: Any) -> Array:
+        """``g_i(x; sample)``, of shape (p,)."""
+
+    def inner_pullback(self, x: Array, sample: Any) -> tuple[Array, Callable[[Array], Array]]:
+        """``g_i(x; sample)`` and the map ``v -> J_i(x; sample)^T v``, which shares its forward pass."""
+
+    def inner_jacobian(self, x: Array, sample: Any) -> Array:
+        """``J_i(x; sample)``, of shape (p, d)."""
+
+    def outer_value(self, y: Array) -> float:
+        """``f_i(y)`` over all of the client's data."""
+
+    def outer_gradient(self, y: Array, sample: Any) -> Array:
+        """``grad f_i(y; sample)``, of shape (p,)."""
+
+
+@runtime_checkable
+class Bilevel(Protocol):
+    """A client of ``min_x mean f_i(x, y*(x))`` with the global lower level ``y*(x) in argmin_y mean g_i(x, y)``.
+
+    A point of a bilevel problem, as it starts and as methods return it, is one vector: x, then y. Samples are drawn
+    first and evaluated afterwards, None stands for all data, and evaluations are counted, as for `Compositional`.
+
+    Attributes
+    ----------
+    upper_size, lower_size : dimensions of x and y.
+    """
+
+    upper_size: int
+    lower_size: int
+
+    def draw_upper(self, rng: np.random.Generator, batch: int | None) -> Any:
+        """A sample of f_i; None for ``batch`` None."""
+
+    def draw_lower(self, rng: np.random.Generator, batch: int | None) -> Any:
+        """A sample of g_i; None for ``batch`` None."""
+
+    def upper_value(self, x: Array, y: Array) -> float:
+        """``f_i(x, y)`` over all of the client's data."""
+
+    def lower_value(self, x: Array, y: Array) -> float:
+        """``g_i(x, y)`` over all of the client's data."""
+
+    def upper_gradients(self, x: Array, y: Array, sample: Any) -> tuple[Array, Array]:
+        """``(D_x f_i, D_y f_i)`` at (x, y), from one pass."""
+
+    def lower_gradients(self, x: Array, y: Array, sample: Any) -> tuple[Array, Array]:
+        """``(D_x g_i, D_y g_i)`` at (x, y), from one pass."""
+
+    def lower_hessian_product(self, x: Array, y: Array, sample: Any, v: Array) -> Array:
+        """``(D_yy g_i) v``, of the size of y."""
+
+    def lower_cross_product(self, x: Array, y: Array, sample: Any, v: Array) -> Array:
+        """``(D_xy g_i) v``, the gradient in x of ``(D_y g_i)^T v``, of the size of x."""
 
 
 @runtime_checkable

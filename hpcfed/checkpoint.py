@@ -45,7 +45,7 @@ class Checkpoint:
     round: int
     state: Any
     seconds: dict[str, float]
-    traffic: dict[str, int]
+    totals: dict[str, int]
 
 
 def save(folder: Path, checkpoint: Checkpoint, fed: Federation) -> None:
@@ -76,7 +76,7 @@ def save(folder: Path, checkpoint: Checkpoint, fed: Federation) -> None:
             with _new_file(written[-1]) as file:
                 file.attrs.update(format=FORMAT, round=checkpoint.round, num_clients=fed.num_clients)
                 file.create_group("seconds").attrs.update(checkpoint.seconds)
-                file.create_group("traffic").attrs.update(checkpoint.traffic)
+                file.create_group("totals").attrs.update(checkpoint.totals)
                 _write(file, "state", checkpoint.state, replicated=True)
         sums = [f"{_sha256(path)}  {path.name}\n" for path in written]
     everyone = communicator.gather(sums)
@@ -187,7 +187,7 @@ def _load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
             round=int(file.attrs["round"]),
             state=state,
             seconds={name: float(value) for name, value in file["seconds"].attrs.items()},
-            traffic={name: int(value) for name, value in file["traffic"].attrs.items()},
+            totals={name: int(value) for name, value in file["totals"].attrs.items()},
         )
 
 
@@ -248,6 +248,16 @@ def _dataclass_of(hint: Any) -> Any:
     if not dataclasses.is_dataclass(hint):
         raise TypeError(f"{hint} is not a dataclass")
     return hint
+
+
+def keeps_clients(state_type: type) -> bool:
+    """Whether states of this type have values that live with their clients."""
+    hints = typing.get_type_hints(state_type)
+    return any(
+        (typing.get_origin(hint) or hint) is PerClient
+        or (isinstance(hint, type) and dataclasses.is_dataclass(hint) and keeps_clients(hint))
+        for hint in (hints[field.name] for field in dataclasses.fields(state_type))
+    )
 
 
 def _has_clients(state: Any) -> bool:

@@ -23,6 +23,7 @@ from annotated_types import Ge
 
 from hpcfed import __version__, registry
 from hpcfed.capabilities import explain_missing
+from hpcfed.checkpoint import keeps_clients
 from hpcfed.errors import ConfigError
 from hpcfed.options import option
 
@@ -268,6 +269,11 @@ def _refuse_contradictions(config: RunConfig) -> None:
     participants = getattr(config.algorithm.options, "participants", None)
     if participants is not None and participants > clients:
         raise ConfigError(f"--participants {participants} exceeds --clients {clients}: sample at most all clients")
+    if participants is not None and participants < clients and keeps_clients(config.algorithm.options.state_type):
+        raise ConfigError(
+            f"--participants {participants}: the clients of {config.algorithm.name} keep estimates that every round "
+            "corrects, and those of a client that sat out would be of another point: leave --participants out"
+        )
     levels = config.compressor.options.quantize
     if config.compressor.options.kind == "integer" and levels * clients >= 2**31:
         raise ConfigError(

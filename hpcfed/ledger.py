@@ -1,10 +1,10 @@
-"""What a run has cost so far: seconds by kind of work, bytes and bits sent."""
+"""What a run has cost so far: seconds by kind of work, oracle calls, bytes and bits sent."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,11 +12,12 @@ import numpy as np
 from hpcfed.communicator import Communicator
 
 TRAFFIC = ("wire_bytes_up", "wire_bytes_down", "paper_bits_up", "paper_bits_down")
+WORK = ("samples", "gradients", "jacobian_products", "hessian_products")
 
 
 @dataclass
 class Ledger:
-    """Cumulative cost of a run: this rank's share of the traffic, and its time.
+    """Cumulative cost of a run: this rank's share of the traffic and of the clients' work, and its time.
 
     Attributes
     ----------
@@ -26,11 +27,15 @@ class Ledger:
         receiver lives on the same rank; ``wire_bytes_down``, bytes of averages delivered to ranks; ``paper_bits_up``
         and ``paper_bits_down``, what the papers count for a star: each participant's message once (Elias-coded if
         quantized, 32 bits a real otherwise), each average broadcast once at 32 bits a real. Sums over all clients.
+    work : what the clients' data were asked for, by the capabilities that count it: ``samples`` evaluated (at each
+        point anew), ``gradients`` (of any map, at one point), products of a vector with a Jacobian and with a Hessian
+        (or mixed second derivatives). Sums over this rank's clients.
     participants : how many clients the last sample had, None if all took part since it was reset.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("compute", "exchange"), 0.0))
     traffic: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRAFFIC, 0))
+    work: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
     participants: int | None = None
     counting: bool = True
     _running: list[str] = field(default_factory=list)
@@ -58,10 +63,22 @@ class Ledger:
         finally:
             self.counting = before
 
+    def count(self, **amounts: int) -> None:
+        """Add to the clients' work, unless what goes on is a measurement."""
+        if self.counting:
+            for name, amount in amounts.items():
+                self.work[name] += amount
+
     def totals(self, communicator: Communicator) -> dict[str, int]:
-        """The traffic of all ranks together."""
-        amounts = communicator.sum(np.array([self.traffic[name] for name in TRAFFIC], np.int64))
-        return dict(zip(TRAFFIC, amounts.tolist(), strict=True))
+        """The traffic and the work of all ranks together."""
+        both = self.traffic | self.work
+        amounts = communicator.sum(np.array(list(both.values()), np.int64))
+        return dict(zip(both, amounts.tolist(), strict=True))
+
+    def carry_on(self, totals: Mapping[str, int]) -> None:
+        """Go on from the totals of an interrupted run. One rank does so for all."""
+        for amounts in (self.traffic, self.work):
+            amounts |= {name: totals[name] for name in amounts if name in totals}
 
     def send(self, **amounts: int) -> None:
         """Add to the traffic."""

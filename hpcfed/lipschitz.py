@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hpcfed import devices
-from hpcfed.capabilities import Array
+from hpcfed.capabilities import Array, BoundedCurvature
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
 from hpcfed.streams import Purpose
@@ -76,6 +76,10 @@ def step_size(text: str, fed: Federation, like: Array, *, each: bool = False) ->
     factor, relative = check_step(text)
     if not relative:
         return factor
+    if not isinstance(fed.any_client, BoundedCurvature):
+        raise ConfigError(
+            f"--step {text}: L is unknown where curvature has no bound: give --step a number, or --tune step"
+        ).on_all_ranks()
     constant = lipschitz_constant(fed, like, each=each)
     if constant == 0.0:
         raise ConfigError(f"--step {text}: L is 0, the gradient is constant: give --step a number").on_all_ranks()

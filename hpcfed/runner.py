@@ -86,7 +86,7 @@ class _Execution:
         saved = checkpoint.load(self.run.resume_from, algorithm.state_type, problem.fed)
         self.ledger.seconds |= saved.seconds
         if self.communicator.rank == 0:  # the totals of all ranks, carried on by one
-            self.ledger.traffic |= saved.traffic
+            self.ledger.carry_on(saved.totals)
         self.begun -= saved.seconds.get("total", 0.0)
         return problem, saved.state, saved.round
 
@@ -180,8 +180,8 @@ class _Execution:
         with self.ledger.clock("metrics"), self.ledger.uncounted():
             metrics = problem.metrics(solution, fed.beside(number))
         seconds = self._seconds()
-        traffic = self.ledger.totals(self.communicator)
-        record = {"round": number, **metrics, "participants": participants, **traffic, "seconds": seconds}
+        totals = self.ledger.totals(self.communicator)
+        record = {"round": number, **metrics, "participants": participants, **totals, "seconds": seconds}
         if not math.isnan(change):
             record["relative_change"] = change
         return record
@@ -196,8 +196,8 @@ class _Execution:
     def _save(self, state: Any, fed: Federation, number: int) -> None:
         with self.ledger.clock("checkpoint"):
             seconds = self._seconds()
-            traffic = self.ledger.totals(self.communicator)
-            checkpoint.save(self.run.folder.checkpoints, Checkpoint(number, state, seconds, traffic), fed)
+            totals = self.ledger.totals(self.communicator)
+            checkpoint.save(self.run.folder.checkpoints, Checkpoint(number, state, seconds, totals), fed)
 
     def _agree(self, stop: bool, due: bool) -> tuple[bool, bool]:
         """A signal may reach any rank and clocks differ: what one rank sees, all do."""

@@ -78,13 +78,13 @@ def state_on(fed):
     return State(np.float32([1, np.pi]), inner, own, 1 / 3, maybe=Inner(np.eye(2), inner.momentum))
 
 
-def write(folder, number=1, state=None, ranks=1, traffic=None):
+def write(folder, number=1, state=None, ranks=1, totals=None):
     """A checkpoint written on some ranks."""
 
     def one(comm):
         fed = Federation(CLIENTS, communicator=comm)
         own = state_on(fed) if state is None else state
-        save(folder, Checkpoint(number, own, {"compute": 1.5, "total": 2.25}, traffic or {"wire_bytes_up": 7}), fed)
+        save(folder, Checkpoint(number, own, {"compute": 1.5, "total": 2.25}, totals or {"wire_bytes_up": 7}), fed)
 
     on_ranks(ranks, one)
     return folder / f"round-{number:08d}"
@@ -121,14 +121,14 @@ class TestRoundTrip:
             same(loaded.state, state_on(fed))
             assert loaded.round == 7
             assert loaded.seconds == {"compute": 1.5, "total": 2.25}
-            assert loaded.traffic == {"wire_bytes_up": 7}
+            assert loaded.totals == {"wire_bytes_up": 7}
 
         verify(path)
         on_ranks(loaded_on, check)
 
     def test_counters_beyond_32_bits(self, tmp_path):
-        path = write(tmp_path, state=plain(0), traffic={"paper_bits_up": 1 << 60})
-        assert load(path, Plain, Federation(CLIENTS)).traffic == {"paper_bits_up": 1 << 60}
+        path = write(tmp_path, state=plain(0), totals={"paper_bits_up": 1 << 60})
+        assert load(path, Plain, Federation(CLIENTS)).totals == {"paper_bits_up": 1 << 60}
 
     def test_values_that_are_not_numbers_survive(self, tmp_path):
         x = np.array([np.nan, np.inf, -0.0, 5e-324])

@@ -17,7 +17,14 @@ import pytest
 from test_communicator import on_ranks
 
 from hpcfed import config, registry
-from hpcfed.capabilities import LinearComposite, Proximal, Regularizer, Smooth, explain_missing
+from hpcfed.capabilities import (
+    BoundedCurvature,
+    LinearComposite,
+    Proximal,
+    Regularizer,
+    Smooth,
+    explain_missing,
+)
 from hpcfed.checkpoint import Checkpoint, load, save
 from hpcfed.federation import Federation, PerClient
 from hpcfed.streams import Streams
@@ -45,7 +52,7 @@ def fits(algorithm, workload):
 PAIRS = [(algorithm, workload) for algorithm in ALGORITHMS for workload in WORKLOADS if fits(algorithm, workload)]
 OFFERING = {
     capability: [name for name in WORKLOADS if capability in registry.load("workload", name).offers]
-    for capability in (Smooth, LinearComposite, Proximal)
+    for capability in (Smooth, BoundedCurvature, LinearComposite, Proximal)
 }
 
 
@@ -233,20 +240,20 @@ class TestWorkloads:
             assert all(isinstance(key, str) for key in attributes)
 
 
+def points(name):
+    """A random point of the magnitude of the start, and the first client and the last."""
+    place = problem(name)
+    like = place.start()
+    x = like + np.abs(like).mean() * direction(1, like)
+    clients = list(place.fed.clients.values())
+    return x.astype(like.dtype) + like.dtype.type(0.1), (clients[0], clients[-1])
+
+
 @pytest.mark.parametrize("name", OFFERING[Smooth])
 class TestSmooth:
-    """At a random point of the magnitude of the start, for the first client and the last."""
-
-    def points(self, name):
-        place = problem(name)
-        like = place.start()
-        x = like + np.abs(like).mean() * direction(1, like)
-        clients = list(place.fed.clients.values())
-        return x.astype(like.dtype) + like.dtype.type(0.1), (clients[0], clients[-1])
-
     def test_the_gradient_is_the_slope_of_the_value(self, name):
         """Central differences of length h, whose error is that of third derivatives, h^2."""
-        x, clients = self.points(name)
+        x, clients = points(name)
         for client in clients:
             gradient = client.gradient(x)
             assert (gradient.shape, gradient.dtype) == (x.shape, x.dtype)
@@ -256,8 +263,36 @@ class TestSmooth:
                 up, down = (client.value(x + x.dtype.type(s * h) * d) for s in (1, -1))
                 assert (up - down) / (2 * h) == pytest.approx(inner(gradient, d), abs=1e-3 * length)
 
+    def test_a_batch_gives_the_gradient_in_the_mean(self, name):
+        """Along one direction: 200 draws, five standard errors."""
+        x, clients = points(name)
+        for client in clients:
+            d = direction(5, x)
+            draws = [inner(client.gradient(x, np.random.default_rng(seed), 1), d) for seed in range(200)]
+            error = np.std(draws, ddof=1) / math.sqrt(len(draws))
+            assert error > 0
+            assert np.mean(draws) == pytest.approx(inner(client.gradient(x), d), abs=5 * error)
+
+    def test_a_stream_fixes_the_batch(self, name):
+        x, (client, _) = points(name)
+        drawn = [client.gradient(x, np.random.default_rng(seed), 1).tobytes() for seed in (1, 1, 2)]
+        assert drawn[0] == drawn[1] != drawn[2]
+
+    def test_the_gradient_is_the_callers_and_the_point_stays(self, name):
+        x, (client, _) = points(name)
+        before, value = x.copy(), client.value(x)
+        gradient = client.gradient(x)
+        kept = gradient.copy()
+        gradient[:] = 0
+        np.testing.assert_array_equal(client.gradient(x), kept)
+        np.testing.assert_array_equal(x, before)
+        assert client.value(x) == value
+
+
+@pytest.mark.parametrize("name", OFFERING[BoundedCurvature])
+class TestBoundedCurvature:
     def test_the_curvature_is_symmetric_and_bounds_the_value_from_above(self, name):
-        x, clients = self.points(name)
+        x, clients = points(name)
         for client in clients:
             u, v = direction(3, x), direction(4, x)
             hu, hv = client.curvature(u), client.curvature(v)
@@ -267,32 +302,6 @@ class TestSmooth:
                 step = (0.3 * d).astype(x.dtype)
                 bound = client.value(x) + inner(client.gradient(x), step) + inner(client.curvature(step), step) / 2
                 assert client.value(x + step) <= bound + 1e-4 * (abs(bound) + client.value(x))
-
-    def test_a_batch_gives_the_gradient_in_the_mean(self, name):
-        """Along one direction: 200 draws, five standard errors."""
-        x, clients = self.points(name)
-        for client in clients:
-            d = direction(5, x)
-            draws = [inner(client.gradient(x, np.random.default_rng(seed), 1), d) for seed in range(200)]
-            error = np.std(draws, ddof=1) / math.sqrt(len(draws))
-            assert error > 0
-            assert np.mean(draws) == pytest.approx(inner(client.gradient(x), d), abs=5 * error)
-
-    def test_a_stream_fixes_the_batch(self, name):
-        x, (client, _) = self.points(name)
-        drawn = [client.gradient(x, np.random.default_rng(seed), 1).tobytes() for seed in (1, 1, 2)]
-        assert drawn[0] == drawn[1] != drawn[2]
-
-    def test_the_gradient_is_the_callers_and_the_point_stays(self, name):
-        x, (client, _) = self.points(name)
-        before, value = x.copy(), client.value(x)
-        gradient = client.gradient(x)
-        kept = gradient.copy()
-        gradient[:] = 0
-        np.testing.assert_array_equal(client.gradient(x), kept)
-        client.curvature(x)
-        np.testing.assert_array_equal(x, before)
-        assert client.value(x) == value
 
 
 @pytest.mark.parametrize("name", OFFERING[LinearComposite])

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcfed.capabilities import Proximal, Smooth
+from hpcfed.capabilities import BoundedCurvature, Proximal, Smooth
 from hpcfed.federation import Federation, PerClient
 from hpcfed.options import option
 
@@ -56,7 +56,7 @@ class Client:
 class Quadratics:
     """Minimize the mean of ``w_i/2 |x - b_i|^2``, plus ``mu |x|_1``; for mu = 0 at ``sum w_i b_i / sum w_i``."""
 
-    offers: ClassVar[tuple[type, ...]] = (Smooth, Proximal)
+    offers: ClassVar[tuple[type, ...]] = (Smooth, BoundedCurvature, Proximal)
     defaults: ClassVar[Mapping[str, Any]] = {
         "algorithm": "toy:Momentum",
         "compressor": "qsgd",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from hpcfed import devices
-from hpcfed.capabilities import Array, LinearComposite, Smooth
+from hpcfed.capabilities import Array, BoundedCurvature, LinearComposite, Smooth
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.federation import Federation
 from hpcfed.options import option
@@ -50,7 +50,7 @@ class Ct:
         "and detector pixels have size 1, attenuations are scaled to a maximum of 1. The default is a simulated scan "
         "of a 3D Shepp-Logan phantom; --phantom takes a volume of your own, --projections a measured scan."
     )
-    offers: ClassVar[tuple[type, ...]] = (Smooth, LinearComposite)
+    offers: ClassVar[tuple[type, ...]] = (Smooth, BoundedCurvature, LinearComposite)
     defaults: ClassVar[Mapping[str, Any]] = {
         "algorithm": "fpdfp",
         "compressor": "qsgd",
@@ -152,7 +152,9 @@ class Ct:
             errors = rng.standard_normal(tuple(projections.shape), dtype=np.float32)
             projections += fed.device.put(errors * np.float32(np.sqrt(noise)))
             reference = {z: truth[:, :, z].copy() for z in range(shape[2]) if z % judges == number}
-            return CtClient(number, fed.num_clients, projector, projections, self._regularizer(), reference)
+            return CtClient(
+                number, fed.num_clients, projector, projections, self._regularizer(), reference, fed.ledger.count
+            )
 
         built = fed.build(client)
         kept = truth if fed.writes else None
@@ -193,7 +195,7 @@ class Ct:
             views = kept[dealt[number]]
             projector = self._projector(fed.device, shape, scan.angles[views], scan.num_columns, axis)
             projections = fed.device.put(scan.read(views, rows))
-            return CtClient(number, fed.num_clients, projector, projections, found._regularizer(), {})
+            return CtClient(number, fed.num_clients, projector, projections, found._regularizer(), {}, fed.ledger.count)
 
         built = fed.build(client)
         volume = built.mean(built.map(CtClient.filtered_backprojection))
@@ -277,13 +279,16 @@ class CtClient:
     projections: Array
     regularizer: Any
     reference: Mapping[int, NDArray[np.float32]]
+    count: Callable[..., None]
 
     def value(self, x: Array) -> float:
         return float(self.num_clients * self.projector.misfit(x, self.projections))
 
     def gradient(self, x: Array, rng: np.random.Generator | None = None, batch: int | None = None) -> Array:
         total = self.projector.num_views
-        if batch is None or batch >= total:
+        batch = total if batch is None else min(batch, total)
+        self.count(gradients=1, samples=batch)
+        if batch == total:
             return self.projector.gradient(x, self.projections, float(self.num_clients))
         if rng is None:
             raise ValueError("a gradient from a batch of views needs a stream")

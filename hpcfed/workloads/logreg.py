@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Lt
 from numpy.typing import NDArray
 
-from hpcfed.capabilities import LinearComposite, Proximal, Smooth
+from hpcfed.capabilities import BoundedCurvature, LinearComposite, Proximal, Smooth
 from hpcfed.errors import DataError
 from hpcfed.federation import Federation
 from hpcfed.options import option
@@ -40,7 +40,7 @@ class LogReg:
         "each pair of features that the graphical lasso finds related; --B identity leaves the graph out. The default "
         "data are scikit-learn's breast cancer set; --data takes LIBSVM files."
     )
-    offers: ClassVar[tuple[type, ...]] = (Smooth, LinearComposite, Proximal)
+    offers: ClassVar[tuple[type, ...]] = (Smooth, BoundedCurvature, LinearComposite, Proximal)
     defaults: ClassVar[Mapping[str, Any]] = {"algorithm": "fpdfp", "compressor": "qsgd", "rounds": 300, "device": "cpu"}
     pictures: ClassVar[tuple[str, ...]] = ("convergence", "holdings")
     compiled: ClassVar[tuple[str, ...]] = ()
@@ -93,6 +93,7 @@ class LogReg:
                 scale=fed.num_clients / total,
                 mu1=self.mu1,
                 regularizer=regularizer,
+                count=fed.ledger.count,
                 test_features=test[0][judged],
                 test_labels=test[1][judged],
             )
@@ -138,6 +139,7 @@ class LogRegClient:
     scale: float
     mu1: float
     regularizer: Any
+    count: Callable[..., None]
     test_features: Any
     test_labels: Vector
 
@@ -152,6 +154,7 @@ class LogRegClient:
                 raise ValueError("a gradient from a batch of samples needs a stream")
             chosen = rng.choice(len(labels), size=batch, replace=False)
             features, labels, scale = features[chosen], labels[chosen], scale * len(labels) / batch
+        self.count(gradients=1, samples=len(labels))
         margins = labels * (features @ x)
         slopes = -scale * labels * _sigmoid(-margins)
         gradient: Vector = features.T @ slopes + self.mu1 * x
