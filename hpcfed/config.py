@@ -43,6 +43,7 @@ class RunOptions:
     sum_order: Literal["client", "any"] = option(
         "client", "client: the same bits on any number of ranks; any: one plain Allreduce a sum"
     )
+    error_feedback: bool = option(False, "add what --quantize took from a client's message to its next one")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients compute")
 
     def __post_init__(self) -> None:
@@ -275,6 +276,8 @@ def _refuse_contradictions(config: RunConfig) -> None:
             "corrects, and those of a client that sat out would be of another point: leave --participants out"
         )
     levels = config.compressor.options.quantize
+    if config.run.error_feedback and not levels:
+        raise ConfigError("--error-feedback has nothing to feed back without rounding: give --quantize, or leave it out")
     if config.compressor.options.kind == "integer" and levels * clients >= 2**31:
         raise ConfigError(
             f"--quantize {levels}: sums of {clients} clients exceed 32 bits with {config.compressor.name}: "

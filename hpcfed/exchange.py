@@ -4,7 +4,8 @@ Three ways:
 
 - *in order* (the default): an array is cut into one segment for each rank; each client's segments, compressed or not,
   travel to the ranks that own them, which add them up in client order in float64 and pass the result round. The
-  traffic is that of an Allreduce.
+  traffic is that of an Allreduce. Where it is cheaper (`hpcfed.routes`), every rank gets all compressed messages
+  instead and adds them up itself.
 - *of integers*: clients round to a common grid, so their messages are small integers, whose sums are exact in any
   order: one integer Allreduce.
 - *in any order*: one plain floating-point Allreduce, whose bits depend on the number of ranks and on the MPI library.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from hpcfed.communicator import Communicator
 from hpcfed.compressors.raw import Raw
 from hpcfed.errors import ConfigError
 from hpcfed.ledger import Ledger
+from hpcfed.routes import Routes
 
 Array = NDArray[Any]
 
@@ -31,13 +33,16 @@ Array = NDArray[Any]
 ALIGNMENT = 8
 # Elements that one pass sends, over all clients of a rank: bounds the buffers to tens of megabytes.
 ELEMENTS_A_PASS = 1 << 22
+# A mean that is quantized on its way back is cut into parts that do not depend on the ranks: at most so many elements.
+MEAN_PART = 1 << 16
 
 
 @dataclass(frozen=True)
 class Parcel:
     """One sum over a cohort: who takes part, with what weights, over which ranks, at whose cost.
 
-    ``rng(client)`` is a fresh stream for a client's message. The result is ``sum_i weights_i * value_i / divisor``.
+    ``rng(client)`` is a fresh stream for a client's message, ``mean_rng(part)`` one for a part of the mean. The result
+    is ``sum_i weights_i * value_i / divisor``. ``residuals`` (`hpcfed.feedback.Residuals`) keeps what rounding took.
     """
 
     communicator: Communicator
@@ -47,6 +52,9 @@ class Parcel:
     weights: Sequence[float] | None
     divisor: float
     ledger: Ledger
+    mean_rng: Callable[[int], np.random.Generator] | None = None
+    routes: Routes = field(default_factory=Routes)
+    residuals: Any = None
 
 
 def combine(
@@ -64,50 +72,171 @@ def combine(
     for client, value in values.items():
         if value.shape != shape or value.dtype != dtype:
             raise ValueError(f"client {client} offers {value.dtype} {value.shape} where others offer {dtype} {shape}")
+    if compressor is not None and parcel.residuals is not None:
+        values = {client: parcel.residuals.correct(client, value) for client, value in values.items()}
     if compressor is not None and compressor.kind == "integer":
         result = _sum_of_integers(parcel, values, compressor, shape, dtype)
     elif sum_order == "any" and compressor is None:
         result = _sum_in_any_order(parcel, values, shape, dtype)
     else:
-        result = _sum_in_order(parcel, values, compressor or Raw(), shape, dtype)
-    # Every rank gets the result; the papers' server broadcasts it once.
-    broadcast = 32 * result.size if parcel.communicator.rank == 0 else 0
-    parcel.ledger.send(wire_bytes_down=result.nbytes, paper_bits_down=broadcast)
+        return _sum_in_order(parcel, values, compressor or Raw(), shape, dtype)
+    _count_broadcast(parcel, result.nbytes, 32 * result.size)
     return result
+
+
+def _count_broadcast(parcel: Parcel, wire_bytes: int, paper_bits: int) -> None:
+    """Every rank gets the mean; the papers' server broadcasts it once."""
+    first = parcel.communicator.rank == 0
+    parcel.ledger.send(wire_bytes_down=wire_bytes, paper_bits_down=paper_bits if first else 0)
 
 
 def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape: Any, dtype: Any) -> Array:
     communicator, ledger = parcel.communicator, parcel.ledger
     # Making a stream takes longer than a small message; what is sent as it is needs none.
-    draws = not isinstance(codec, Raw)
-    messages = {client: codec.encode(value, parcel.rng(client) if draws else None) for client, value in values.items()}
-    here = [client for client in parcel.cohort if client in messages]
+    raw = isinstance(codec, Raw)
+    messages = {client: codec.encode(value, None if raw else parcel.rng(client)) for client, value in values.items()}
+    factor = 1.0
+    if parcel.residuals is not None and not raw:
+        factor = codec.contraction(shape)
+        for client, value in values.items():
+            parcel.residuals.keep(client, value - factor * _decoded(codec, messages[client], shape, dtype))
     result = np.empty(int(np.prod(shape, dtype=np.int64)), dtype)
-    busiest = max(np.bincount(parcel.owners))
-    step = ALIGNMENT * max(ELEMENTS_A_PASS // (ALIGNMENT * int(busiest)), communicator.size)
-    sent = 0
-    for first in range(0, result.size, step):
-        last = min(first + step, result.size)
-        cuts = _cuts(first, last, communicator.size)
-        outgoing = [[messages[client].segment(start, stop) for client in here] for start, stop in _pairs(cuts)]
-        start, stop = cuts[communicator.rank], cuts[communicator.rank + 1]
-        bytes_each = codec.segment_bytes(shape, dtype, start, stop)
-        incoming = [bytes_each * parcel.owners.count(rank) for rank in range(communicator.size)]
-        received = communicator.exchange(outgoing, incoming)
-        total = np.zeros(stop - start)
-        places = [0] * communicator.size
-        for place, owner in enumerate(parcel.owners):
-            segment = received[owner][places[owner] : places[owner] + bytes_each]
-            places[owner] += bytes_each
-            weight = 1.0 if parcel.weights is None else parcel.weights[place]
-            codec.accumulate(total, segment, shape, dtype, start, stop, weight)
-        total /= parcel.divisor
-        communicator.join(total.astype(dtype, copy=False), np.diff(cuts).tolist(), result[first:last])
-        sent += sum(part.size for parts in outgoing for part in parts)
+    travel = _Travel(parcel, codec, messages, shape, dtype, parcel.divisor / factor)
+    if raw:
+        travel.by_owners(result)
+    elif codec.quantize_down:
+        travel.by_owners(result, codec.for_mean())
+    else:
+        message = codec.expected_bytes(shape)
+        clients = len(parcel.cohort)
+        route = parcel.routes.choose(communicator, codec.route, clients, result.size, message, result.nbytes)
+        (travel.by_gathering if route == "gather" else travel.by_owners)(result)
     if ledger.counting:  # the papers' bits of quantized messages take time to count
         bits = sum(message.paper_bits for message in messages.values())
-        ledger.send(wire_bytes_up=sent, paper_bits_up=bits)
+        ledger.send(wire_bytes_up=travel.sent, paper_bits_up=bits)
+        _count_broadcast(parcel, travel.received, travel.mean_bits)
     return result.reshape(shape)
+
+
+def _decoded(codec: Any, message: Any, shape: Any, dtype: Any) -> Array:
+    """What a message says, as its receivers read it."""
+    total = np.zeros(int(np.prod(shape, dtype=np.int64)))
+    codec.accumulate(total, message.segment(0, total.size), shape, dtype, 0, total.size)
+    return total.astype(dtype, copy=False).reshape(shape)
+
+
+class _Travel:
+    """The way of one cohort's messages to their mean, on every rank, in passes of bounded size.
+
+    Attributes
+    ----------
+    sent, received : bytes that this rank's clients handed over, and of the mean (or what it is made of) got here.
+    mean_bits : the papers' bits of the mean.
+    """
+
+    def __init__(
+        self, parcel: Parcel, codec: Any, messages: Mapping[int, Any], shape: Any, dtype: Any, divisor: float
+    ) -> None:
+        self.parcel, self.codec, self.messages, self.shape, self.dtype = parcel, codec, messages, shape, dtype
+        self.divisor = divisor
+        self.here = [client for client in parcel.cohort if client in messages]
+        self.counts = np.bincount(parcel.owners, minlength=parcel.communicator.size).tolist()
+        self.sent = self.received = self.mean_bits = 0
+
+    def by_owners(self, result: Array, mean_codec: Any = None) -> None:
+        """Each rank adds up its own segment and passes it round, quantized by ``mean_codec`` if there is one."""
+        communicator = self.parcel.communicator
+        part = ALIGNMENT
+        if mean_codec is not None:
+            part = min(MEAN_PART, ALIGNMENT * max(1, -(-result.size // (256 * ALIGNMENT))))
+        step = part * max(ELEMENTS_A_PASS // (part * max(self.counts)), communicator.size)
+        for first in range(0, result.size, step):
+            last = min(first + step, result.size)
+            cuts = _cuts(first, last, communicator.size, part)
+            start, stop = cuts[communicator.rank], cuts[communicator.rank + 1]
+            outgoing = [[self._segment(client, *cut) for client in self.here] for cut in itertools.pairwise(cuts)]
+            sizes = self._sizes_from_all(outgoing, start, stop)
+            received = communicator.exchange(outgoing, [sum(each) for each in sizes])
+            total = self._added(received, sizes, start, stop).astype(self.dtype, copy=False)
+            if mean_codec is None:
+                communicator.join(total, np.diff(cuts).tolist(), result[first:last])
+                self.received += (last - first) * result.itemsize
+                self.mean_bits += 32 * (last - first)
+            else:
+                self._pass_round_quantized(mean_codec, total, cuts, part, result)
+
+    def by_gathering(self, result: Array) -> None:
+        """Every rank gets all messages and adds them up itself."""
+        communicator = self.parcel.communicator
+        step = ALIGNMENT * max(ELEMENTS_A_PASS // (ALIGNMENT * len(self.parcel.cohort)), 1)
+        for first in range(0, result.size, step):
+            last = min(first + step, result.size)
+            own = [self._segment(client, first, last) for client in self.here]
+            sizes = communicator.gather([part.size for part in own])
+            received = _gathered(communicator, own, [sum(each) for each in sizes])
+            result[first:last] = self._added(received, sizes, first, last)
+            self.received += sum(part.size for part in received)
+        self.mean_bits = 32 * result.size
+
+    def _segment(self, client: int, start: int, stop: int) -> Array:
+        segment: Array = self.messages[client].segment(start, stop)
+        self.sent += segment.size
+        return segment
+
+    def _sizes_from_all(self, outgoing: list[list[Array]], start: int, stop: int) -> list[list[int]]:
+        """For each rank, the bytes of the segments that its clients send here."""
+        known = self.codec.segment_bytes(self.shape, self.dtype, start, stop)
+        if known is not None:
+            return [[known] * count for count in self.counts]
+        sizes = [[np.array([part.size for part in parts], np.int64).view(np.uint8)] for parts in outgoing]
+        told = self.parcel.communicator.exchange(sizes, [8 * count for count in self.counts])
+        return [each.view(np.int64).tolist() for each in told]
+
+    def _added(self, received: Sequence[Array], sizes: Sequence[Sequence[int]], start: int, stop: int) -> Array:
+        """The mean of elements ``[start, stop)`` from the segments of all ranks, added in client order."""
+        ends = [list(itertools.accumulate(each)) for each in sizes]
+        turn = [0] * len(received)
+        total = np.zeros(stop - start)
+        for place, owner in enumerate(self.parcel.owners):
+            end = ends[owner][turn[owner]]
+            segment = received[owner][end - sizes[owner][turn[owner]] : end]
+            turn[owner] += 1
+            weight = 1.0 if self.parcel.weights is None else self.parcel.weights[place]
+            self.codec.accumulate(total, segment, self.shape, self.dtype, start, stop, weight)
+        total /= self.divisor
+        return total
+
+    def _pass_round_quantized(self, codec: Any, own: Array, cuts: Sequence[int], part: int, result: Array) -> None:
+        """Fill ``result[cuts[0]:cuts[-1]]`` from the ranks' pieces, each part quantized as a message of its own."""
+        communicator, draw = self.parcel.communicator, self.parcel.mean_rng
+        if draw is None:
+            raise ValueError("a quantized mean needs streams")
+        begin = cuts[communicator.rank]
+        pieces = []
+        for start in range(0, own.size, part):
+            message = codec.encode(own[start : start + part], draw((begin + start) // part))
+            pieces.append(message.segment(0, message.levels.size))
+            # Each part counts where it is made; the sum over ranks is the mean's.
+            self.parcel.ledger.send(paper_bits_down=message.paper_bits)
+        sizes = communicator.gather([piece.size for piece in pieces])
+        received = _gathered(communicator, pieces, [sum(each) for each in sizes])
+        for (first, last), segments, lengths in zip(itertools.pairwise(cuts), received, sizes, strict=True):
+            place = 0
+            for start, length in zip(range(first, last, part), lengths, strict=True):
+                stop = min(start + part, last)
+                total = np.zeros(stop - start)
+                shape = (stop - start,)
+                codec.accumulate(total, segments[place : place + length], shape, self.dtype, 0, stop - start)
+                result[start:stop] = total
+                place += length
+        self.received += sum(segments.size for segments in received)
+
+
+def _gathered(communicator: Communicator, own: Sequence[Array], lengths: Sequence[int]) -> list[Array]:
+    """The bytes of all ranks, ``lengths[r]`` of rank r, on every rank."""
+    out = np.empty(sum(lengths), np.uint8)
+    communicator.join(np.concatenate([np.empty(0, np.uint8), *own]), lengths, out)
+    return np.split(out, np.cumsum(lengths)[:-1])
 
 
 def _sum_of_integers(parcel: Parcel, values: Mapping[int, Array], compressor: Any, shape: Any, dtype: Any) -> Array:
@@ -119,6 +248,10 @@ def _sum_of_integers(parcel: Parcel, values: Mapping[int, Array], compressor: An
     scales = [compressor.scales(value) for value in values.values()] or [compressor.scales(nothing)]
     common = communicator.maximum(np.max(scales, axis=0))
     levels = [compressor.encode(value, common, parcel.rng(client), count) for client, value in values.items()]
+    if parcel.residuals is not None:
+        for (client, value), own in zip(values.items(), levels, strict=True):
+            parcel.residuals.keep(client, value - compressor.decode(own, common, 1, dtype))
+    # The first client's levels are this rank's own array: the others are added to it in place.
     total = levels[0] if levels else np.zeros(shape, compressor.level_type(count))
     for more in levels[1:]:
         total += more
@@ -144,11 +277,7 @@ def _sum_in_any_order(parcel: Parcel, values: Mapping[int, Array], shape: Any, d
     return result
 
 
-def _cuts(first: int, last: int, parts: int) -> list[int]:
-    """Borders of ``parts`` nearly equal pieces of ``[first, last)``, each at a multiple of the alignment from first."""
-    units = -(-(last - first) // ALIGNMENT)
-    return [min(first + ALIGNMENT * (units * part // parts), last) for part in range(parts + 1)]
-
-
-def _pairs(cuts: Sequence[int]) -> list[tuple[int, int]]:
-    return list(itertools.pairwise(cuts))
+def _cuts(first: int, last: int, parts: int, unit: int = ALIGNMENT) -> list[int]:
+    """Borders of ``parts`` nearly equal pieces of ``[first, last)``, each at a multiple of the unit from first."""
+    units = -(-(last - first) // unit)
+    return [min(first + unit * (units * part // parts), last) for part in range(parts + 1)]

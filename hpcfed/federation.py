@@ -18,6 +18,7 @@ from hpcfed import devices, exchange
 from hpcfed.communicator import Communicator, SerialCommunicator, together
 from hpcfed.errors import everywhere, portable
 from hpcfed.ledger import Ledger
+from hpcfed.routes import Routes
 from hpcfed.streams import Purpose, Streams
 
 T = TypeVar("T")
@@ -63,6 +64,8 @@ class Federation:
         sum one plain Allreduce.
     weights : weights of the clients in weighted means, in id order; equal ones by default.
     device : where this rank's clients compute.
+    routes : chooses the way that quantized messages go.
+    residuals : this round's `hpcfed.feedback.Residuals` under error feedback, None without it.
     """
 
     num_clients: int
@@ -74,6 +77,8 @@ class Federation:
     device: devices.Device = field(default_factory=devices.Device)
     clients: PerClient[Any] = field(default_factory=lambda: PerClient({}))
     ledger: Ledger = field(default_factory=Ledger)
+    routes: Routes = field(default_factory=Routes)
+    residuals: Any = None
     round: int = 0
     cohort: tuple[int, ...] = ()
     _calls: Iterator[int] = field(default_factory=itertools.count)
@@ -201,6 +206,11 @@ class Federation:
             weights=weights,
             divisor=divisor,
             ledger=self.ledger,
+            mean_rng=lambda part: self.streams.generator(
+                Purpose.COMPRESSION, self.round, call, self.num_clients + part
+            ),
+            routes=self.routes,
+            residuals=self.residuals if lossy else None,
         )
         compressor = self.compressor if lossy else None
         with self.ledger.clock("exchange"):

@@ -23,11 +23,18 @@ PACKAGES = ("numpy", "scipy", "h5py", "mpi4py", "numba", "astra-toolbox", "torch
 
 
 def write(
-    folder: RunFolder, config: RunConfig, problem: Any, state: Any, *, command: str, ranks: int, peak_memory_bytes: int
+    folder: RunFolder,
+    config: RunConfig,
+    problem: Any,
+    algorithm: Any,
+    state: Any,
+    *,
+    command: str,
+    ranks: int,
+    peak_memory_bytes: int,
 ) -> None:
     """Write the solution, the algorithm's other outputs, the history and the provenance, all or nothing."""
     temporary = folder.result.with_suffix(".tmp")
-    algorithm = config.algorithm.options
     solution = algorithm.solution(state)
     with h5py.File(str(temporary), "w") as file:
         file.attrs.update(

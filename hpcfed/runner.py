@@ -20,6 +20,7 @@ from hpcfed.communicator import Communicator, together
 from hpcfed.config import Part, RunConfig
 from hpcfed.errors import DivergedError, HpcfedError, Interrupted
 from hpcfed.federation import Federation
+from hpcfed.feedback import ErrorFeedback
 from hpcfed.ledger import Ledger
 from hpcfed.lipschitz import norm
 from hpcfed.run_folder import RunFolder
@@ -31,17 +32,40 @@ logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
+class Stop:
+    """The wish, by a signal to this process, that it end in good order. The last one made gets the signals."""
+
+    def __init__(self) -> None:
+        self.wished = False
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note_signal)
+
+    def asked(self) -> bool:
+        """Whether it shall end. Asked once a round, on every rank."""
+        return self.wished
+
+    def _note_signal(self, number: int, frame: object) -> None:
+        if self.wished and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.wished = True
+
+
 @dataclass(frozen=True)
 class Run:
-    """A run to start (``resume_from`` is None) or to go on with from a checkpoint."""
+    """A run to start (``resume_from`` is None) or to go on with from a checkpoint.
+
+    ``progress`` and ``pictures``: whether it shows how it goes, and draws what came out.
+    """
 
     config: RunConfig
     folder: RunFolder
     command: str
     resume_from: Path | None = None
+    progress: bool = True
+    pictures: bool = True
 
-    def execute(self, communicator: Communicator) -> None:
-        """Do it. Every rank must call it.
+    def execute(self, communicator: Communicator, stop: Stop | None = None) -> None:
+        """Do it. Every rank must call it; ``stop`` is asked after every round whether to end, signals by default.
 
         Raises
         ------
@@ -50,23 +74,22 @@ class Run:
         DivergedError
             If the solution is no longer finite; the last checkpoint is as it was.
         """
-        _Execution(self, communicator).go()
+        _Execution(self, communicator, stop or Stop()).go()
 
 
 @dataclass
 class _Execution:
     run: Run
     communicator: Communicator
+    stop: Stop
     ledger: Ledger = field(default_factory=Ledger)
     begun: float = field(default_factory=time.monotonic)
-    signalled: bool = False
 
     def go(self) -> None:
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._note_signal)
         # Numbers that stop being finite are noticed and named once; NumPy need not warn of them on every rank.
         with np.errstate(all="ignore"):
-            self._loop(self.run.config.algorithm.options)
+            method = self.run.config.algorithm.options
+            self._loop(ErrorFeedback(method) if self.run.config.run.error_feedback else method)
 
     def _set_up(self, algorithm: Any) -> tuple[Any, Any, int]:
         """The problem, and the state after the rounds that are done."""
@@ -111,11 +134,6 @@ class _Execution:
         sharing = self.communicator.gather(device.identity).count(device.identity)
         return device.shared_by(sharing)
 
-    def _note_signal(self, number: int, frame: object) -> None:
-        if self.signalled and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signalled = True
-
     def _loop(self, algorithm: Any) -> None:
         # The state lives in this frame alone: whoever else held the first one would keep its memory to the end.
         with self.ledger.clock("setup"):
@@ -127,7 +145,7 @@ class _Execution:
         every_rounds, every_seconds = run.checkpoint_rule()
         saved_time = time.monotonic()
         records = recorder.Recorder(folder, speaks)
-        progress = recorder.progress(speaks, first, run.rounds)
+        progress = recorder.progress(speaks and self.run.progress, first, run.rounds)
         try:
             record: dict[str, Any] = {}
             if first == 0:
@@ -149,7 +167,7 @@ class _Execution:
                 del before
                 progress.update(number, record)
                 stop, due = self._agree(
-                    self.signalled, bool(every_seconds) and time.monotonic() - saved_time >= every_seconds
+                    self.stop.asked(), bool(every_seconds) and time.monotonic() - saved_time >= every_seconds
                 )
                 due = due or (bool(every_rounds) and number % every_rounds == 0)
                 if stop or due or number == run.rounds:
@@ -168,8 +186,8 @@ class _Execution:
         memory = max(self.communicator.gather(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
         if speaks:
             facts = {"command": self.run.command, "ranks": self.communicator.size, "peak_memory_bytes": memory}
-            result.write(folder, self.run.config, problem, state, **facts)
-            if self.run.config.workload.options.pictures:
+            result.write(folder, self.run.config, problem, algorithm, state, **facts)
+            if self.run.pictures and self.run.config.workload.options.pictures:
                 _draw(folder)
         self.communicator.wait()
 

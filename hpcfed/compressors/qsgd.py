@@ -11,15 +11,17 @@ It is unbiased, its variance is ``||v||^2 / s^2 * sum_i {a_i} (1 - {a_i})`` with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import DTypeLike, NDArray
 
 from hpcfed.compressors.blocks import MAX_LEVELS, BlockLayout, check_options, level_width, require_levels
+from hpcfed.errors import ConfigError
 from hpcfed.options import option
 
 
@@ -82,8 +84,43 @@ class Qsgd:
     quantize: Annotated[int, Ge(0), Le(MAX_LEVELS)] = option(0, "s, number of levels; 0 switches quantization off")
     block: str = option("slice", "slice | all | INT elements per block: what shares one norm", metavar="BLOCK")
 
+    route: Literal["auto", "owners", "gather"] = option(
+        "auto",
+        "way of quantized messages: owners: to the ranks that add up a segment each; gather: to all ranks; "
+        "auto: the faster one by an estimate",
+    )
+    quantize_down: Annotated[int, Ge(0), Le(MAX_LEVELS)] = option(
+        0, "levels of the mean on its way back from the owners; 0: not rounded"
+    )
+
     def __post_init__(self) -> None:
         check_options("qsgd", self.quantize, self.block)
+        if self.quantize_down and self.route == "gather":
+            raise ConfigError("--quantize-down rounds the mean that owners send back: --route gather has none")
+
+    def for_mean(self) -> Qsgd:
+        """The quantizer of the parts of a mean on its way back."""
+        return replace(self, quantize=self.quantize_down, quantize_down=0, block="all")
+
+    def expected_bytes(self, shape: tuple[int, ...]) -> float:
+        """About how long a message of this shape is: the entropy of its levels if the values are Gaussian.
+
+        A level is not 0 with probability about ``p = min(1, s sqrt(2 / (pi n)))`` in a block of n values, and then one
+        of about ``1 + s / sqrt(n)`` magnitudes with a sign; fixed width if that is less.
+        """
+        layout = BlockLayout.of(shape, self.block)
+        if not layout.size:
+            return 0.0
+        ratio = self.quantize / math.sqrt(layout.length)
+        p = min(0.8 * ratio, 0.999)
+        choice = -p * math.log2(p) - (1 - p) * math.log2(1 - p)
+        bits = min(choice + p * (1 + math.log2(1 + ratio)), level_width(self.quantize))
+        return 4 * layout.num_blocks + layout.size * bits / 8
+
+    def contraction(self, shape: tuple[int, ...]) -> float:
+        """``1 / (1 + q)``, q a bound of the relative variance: ``min(n / s^2, sqrt(n) / s)`` in blocks of n values."""
+        longest = BlockLayout.of(shape, self.block).length
+        return 1 / (1 + min(longest / self.quantize**2, math.sqrt(longest) / self.quantize))
 
     def encode(self, array: NDArray[Any], rng: np.random.Generator) -> QsgdMessage:
         """Quantize a float32 or float64 array of any shape.
