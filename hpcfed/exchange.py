@@ -33,8 +33,9 @@ Array = NDArray[Any]
 ALIGNMENT = 8
 # Elements that one pass sends, over all clients of a rank: bounds the buffers to tens of megabytes.
 ELEMENTS_A_PASS = 1 << 22
-# A mean that is quantized on its way back is cut into parts that do not depend on the ranks: at most so many elements.
-MEAN_PART = 1 << 16
+# A mean that is quantized on its way back is cut into parts that do not depend on the ranks: about 64, but not smaller
+# nor larger than this many elements. Each needs a stream, which takes longer to make than a small part to quantize.
+SMALLEST_PART, LARGEST_PART = 1 << 10, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class _Travel:
         communicator = self.parcel.communicator
         part = ALIGNMENT
         if mean_codec is not None:
-            part = min(MEAN_PART, ALIGNMENT * max(1, -(-result.size // (256 * ALIGNMENT))))
+            part = min(max(ALIGNMENT * (result.size // (64 * ALIGNMENT)), SMALLEST_PART), LARGEST_PART)
         step = part * max(ELEMENTS_A_PASS // (part * max(self.counts)), communicator.size)
         for first in range(0, result.size, step):
             last = min(first + step, result.size)

@@ -219,7 +219,7 @@ class TestRoutes:
 
     def test_a_mean_rounded_on_its_way_is_a_qsgd_message_of_each_part(self, monkeypatch):
         """Right in the mean (five standard errors) and with the variance of the formula, part by part."""
-        monkeypatch.setattr(exchange, "MEAN_PART", 64)
+        monkeypatch.setattr(exchange, "SMALLEST_PART", 64)
         values = {client: np.random.default_rng(client).standard_normal(160) for client in range(CLIENTS)}
         exact = np.mean(list(values.values()), axis=0)
         fine, levels = 1 << 20, 4
@@ -236,9 +236,9 @@ class TestRoutes:
                 lambda part, seed=seed: np.random.default_rng((seed, part)),
             )
             draws.append(combine(parcel, values, (160,), np.dtype(float), Qsgd(fine, quantize_down=levels)))
-        parts = np.split(exact, range(8, 160, 8))  # 160 values are cut into parts of 8: no more than 256 of them
+        parts = np.split(exact, (64, 128))
         a = np.concatenate([levels * np.abs(part) / np.linalg.norm(part) for part in parts])
-        norms = np.repeat([np.linalg.norm(part) for part in parts], 8)
+        norms = np.concatenate([np.full(part.size, np.linalg.norm(part)) for part in parts])
         variance = (norms / levels) ** 2 * (a % 1) * (1 - a % 1)
         error = np.mean(draws, axis=0) - exact
         assert (np.abs(error) <= 5 * np.sqrt(variance / len(draws)) + 1e-4).all()
