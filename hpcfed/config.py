@@ -8,6 +8,7 @@ Everything is checked before any data is read.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import tomllib
@@ -25,9 +26,11 @@ from hpcfed import __version__, registry
 from hpcfed.capabilities import explain_missing
 from hpcfed.checkpoint import keeps_clients
 from hpcfed.errors import ConfigError
+from hpcfed.lipschitz import check_step
 from hpcfed.options import option
 
 SECTIONS = ("workload", "algorithm", "compressor")
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the configured value, where --tune names an option without values
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
 
@@ -45,6 +48,15 @@ class RunOptions:
     )
     error_feedback: bool = option(False, "add what --quantize took from a client's message to its next one")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients compute")
+    tune: str | None = option(
+        None,
+        "choose values of the algorithm's options by short runs first, by the lowest objective: all combinations of "
+        "step=0.1,0.3,1;local_steps=1,5; step alone: a quarter, half, once, twice, four times the given step",
+        metavar="OPTION[=V,V...][;...]",
+    )
+    tune_rounds: Annotated[int, Ge(1)] | None = option(
+        None, "rounds of the short runs of --tune  [default: a tenth of the rounds, at least 10]"
+    )
 
     def __post_init__(self) -> None:
         self.checkpoint_rule()
@@ -93,6 +105,19 @@ class RunConfig:
             part: Part = getattr(self, section)
             tables[section] = {"name": part.name, **_plain(part.options)}
         return tomli_w.dumps(tables)
+
+    def with_options(self, values: Mapping[str, Any]) -> RunConfig:
+        """This run with other values of the algorithm's options."""
+        options = dataclasses.replace(self.algorithm.options, **values)
+        return dataclasses.replace(self, algorithm=Part(self.algorithm.name, options))
+
+    def without_tuning(self) -> RunConfig:
+        """This run with nothing left to tune."""
+        return dataclasses.replace(self, run=dataclasses.replace(self.run, tune=None, tune_rounds=None))
+
+    def tune_rounds(self) -> int:
+        """Rounds of a short run of ``--tune``."""
+        return self.run.tune_rounds or min(self.run.rounds, max(10, self.run.rounds // 10))
 
 
 def assemble(given: Mapping[str, Any], file: Mapping[str, Any] | None = None, source: str = "") -> RunConfig:
@@ -152,7 +177,59 @@ def assemble(given: Mapping[str, Any], file: Mapping[str, Any] | None = None, so
         )
     config = RunConfig(parts["run"], *(Part(names[section], parts[section]) for section in SECTIONS))
     _refuse_contradictions(config)
+    for values in candidates(config):
+        _refuse_contradictions(config.with_options(values))
     return config
+
+
+def candidates(config: RunConfig) -> list[dict[str, Any]]:
+    """What ``--tune`` is to try: values by option of the algorithm, all combinations, in the order that they are given.
+
+    An option without values stands for `FACTORS` times its configured value.
+
+    Raises
+    ------
+    ConfigError
+        If the algorithm has no such option, or not such a value.
+    """
+    run, owner = config.run, type(config.algorithm.options)
+    if run.tune is None:
+        if run.tune_rounds is not None:
+            raise ConfigError(f"--tune-rounds {run.tune_rounds} has nothing to tune: give --tune step, or leave it out")
+        return []
+    if (run.tune_rounds or 0) > run.rounds:
+        raise ConfigError(f"--tune-rounds {run.tune_rounds} exceeds --rounds {run.rounds}: give fewer")
+    known = {field.name for field in dataclasses.fields(owner)}
+    grid: dict[str, list[Any]] = {}
+    for entry in run.tune.split(";"):
+        name, equals, text = entry.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in known:
+            raise ConfigError(
+                f"--tune {run.tune}: {name!r} is not an option of {config.algorithm.name}: {_have(known)}"
+            )
+        if name in grid:
+            raise ConfigError(f"--tune {run.tune}: {name} is there twice: give all its values together")
+        if equals:
+            shown = f"--tune {run.tune}: {name}"
+            grid[name] = [coerce(owner, name, value.strip(), f"{shown} = {value.strip()}") for value in text.split(",")]
+        else:
+            grid[name] = _multiples(name, getattr(config.algorithm.options, name), run.tune)
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _multiples(name: str, value: Any, tune: str) -> list[Any]:
+    """`FACTORS` times a number, or a step size such as ``1.9/L``."""
+    if type(value) is float:
+        return [factor * value for factor in FACTORS]
+    try:
+        number, relative = check_step(value)
+    except (ConfigError, AttributeError):
+        example = name.replace("_", "-")
+        raise ConfigError(
+            f"--tune {tune}: {name} = {value} is not a size to multiply: list its values, --tune {example}=V,V"
+        ) from None
+    return [f"{factor * number:.12g}{'/L' if relative else ''}" for factor in FACTORS]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -277,7 +354,9 @@ def _refuse_contradictions(config: RunConfig) -> None:
         )
     levels = config.compressor.options.quantize
     if config.run.error_feedback and not levels:
-        raise ConfigError("--error-feedback has nothing to feed back without rounding: give --quantize, or leave it out")
+        raise ConfigError(
+            "--error-feedback has nothing to feed back without rounding: give --quantize, or leave it out"
+        )
     if config.compressor.options.kind == "integer" and levels * clients >= 2**31:
         raise ConfigError(
             f"--quantize {levels}: sums of {clients} clients exceed 32 bits with {config.compressor.name}: "

@@ -187,6 +187,7 @@ class Federation:
 
     def _combine(self, values: PerClient[Any], weights: Sequence[float] | None, divisor: float, lossy: bool) -> Any:
         call = next(self._calls)
+        self.ledger.offered |= lossy
         owners = tuple(self.owner(client) for client in self.cohort)
         with self.ledger.clock("exchange"):
             hosted = {client: devices.to_host(value) for client, value in values.items()}

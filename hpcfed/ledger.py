@@ -31,12 +31,14 @@ class Ledger:
         point anew), ``gradients`` (of any map, at one point), products of a vector with a Jacobian and with a Hessian
         (or mixed second derivatives). Sums over this rank's clients.
     participants : how many clients the last sample had, None if all took part since it was reset.
+    offered : whether the method has sent a message that a compressor may touch.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("compute", "exchange"), 0.0))
     traffic: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRAFFIC, 0))
     work: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
     participants: int | None = None
+    offered: bool = False
     counting: bool = True
     _running: list[str] = field(default_factory=list)
 

@@ -18,11 +18,32 @@ ALGORITHMS = {
     "fedavg": "hpcfed.algorithms.fedavg:FedAvg",
     "fedmid": "hpcfed.algorithms.fedmid:FedMid",
     "feddualavg": "hpcfed.algorithms.feddualavg:FedDualAvg",
+    "fedds": "hpcfed.algorithms.fedds:FedDs",
+    "fedsvrbgd": "hpcfed.algorithms.fedsvrbgd:FedSvrbgd",
+    "f2bsa": "hpcfed.algorithms.f2bsa:F2bsa",
+    "f2sa": "hpcfed.algorithms.f2sa:F2sa",
+    "fednest": "hpcfed.algorithms.fednest:FedNest",
+    "fedmbo": "hpcfed.algorithms.fedmbo:FedMbo",
+    "localbsgvrm": "hpcfed.algorithms.localbsgvrm:LocalBsgvrm",
+    "fedbioacc": "hpcfed.algorithms.fedbioacc:FedBioAcc",
+    "memfbo": "hpcfed.algorithms.memfbo:MemFbo",
+    "mfcgd": "hpcfed.algorithms.mfcgd:Mfcgd",
+    "adamfcgd": "hpcfed.algorithms.adamfcgd:AdaMfcgd",
+    "comfedl": "hpcfed.algorithms.comfedl:ComFedL",
+    "localmoml": "hpcfed.algorithms.localmoml:LocalMoml",
+    "per-fedavg": "hpcfed.algorithms.per_fedavg:PerFedAvg",
+    "localscgd": "hpcfed.algorithms.localscgd:LocalScgd",
+    "localscgdm": "hpcfed.algorithms.localscgdm:LocalScgdm",
+    "fednest-comp": "hpcfed.algorithms.fednest_comp:FedNestComp",
 }
 
 WORKLOADS = {
     "ct": "hpcfed.workloads.ct:Ct",
     "logreg": "hpcfed.workloads.logreg:LogReg",
+    "robust": "hpcfed.workloads.robust:Robust",
+    "maml": "hpcfed.workloads.maml:Maml",
+    "hyperopt": "hpcfed.workloads.hyperopt:Hyperopt",
+    "prune": "hpcfed.workloads.prune:Prune",
 }
 
 COMPRESSORS = {

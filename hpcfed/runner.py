@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed import checkpoint, devices, recorder, result
+from hpcfed import checkpoint, devices, recorder, result, tuning
 from hpcfed.checkpoint import Checkpoint
 from hpcfed.communicator import Communicator, together
 from hpcfed.config import Part, RunConfig
-from hpcfed.errors import DivergedError, HpcfedError, Interrupted
+from hpcfed.errors import ConfigError, DivergedError, HpcfedError, Interrupted
 from hpcfed.federation import Federation
 from hpcfed.feedback import ErrorFeedback
 from hpcfed.ledger import Ledger
@@ -88,11 +88,10 @@ class _Execution:
     def go(self) -> None:
         # Numbers that stop being finite are noticed and named once; NumPy need not warn of them on every rank.
         with np.errstate(all="ignore"):
-            method = self.run.config.algorithm.options
-            self._loop(ErrorFeedback(method) if self.run.config.run.error_feedback else method)
+            self._loop()
 
-    def _set_up(self, algorithm: Any) -> tuple[Any, Any, int]:
-        """The problem, and the state after the rounds that are done."""
+    def _build(self) -> Any:
+        """The problem."""
         config = self.run.config
         workload = config.workload.options
         fed = self._federation()
@@ -103,15 +102,29 @@ class _Execution:
         # What the workload found in its data is part of the configuration from now on: a resumed run need not search.
         found = Part(config.workload.name, getattr(problem, "workload", workload))
         self.run = replace(self.run, config=replace(config, workload=found))
+        return problem
+
+    def _tune(self, problem: Any) -> None:
+        """Let ``--tune`` choose; what it finds is part of the configuration, too."""
+        if self.run.config.run.tune is not None:
+            with self.ledger.clock("tuning"), self.ledger.uncounted():
+                tuned = tuning.search(self.run.config, problem, self.run.folder, _method, self._leave_if_asked)
+            self.run = replace(self.run, config=tuned)
+
+    def _leave_if_asked(self) -> None:
+        if self._agree(self.stop.asked(), False)[0]:
+            raise Interrupted("stopped by a signal while tuning: nothing is lost, start the run again").on_all_ranks()
+
+    def _first_state(self, problem: Any, algorithm: Any) -> tuple[Any, int]:
+        """The state after the rounds that are done."""
         if self.run.resume_from is None:
-            start = problem.start()
-            return problem, algorithm.init(problem.fed, start), 0
+            return algorithm.init(problem.fed.at(0), problem.start()), 0
         saved = checkpoint.load(self.run.resume_from, algorithm.state_type, problem.fed)
         self.ledger.seconds |= saved.seconds
         if self.communicator.rank == 0:  # the totals of all ranks, carried on by one
             self.ledger.carry_on(saved.totals)
         self.begun -= saved.seconds.get("total", 0.0)
-        return problem, saved.state, saved.round
+        return saved.state, saved.round
 
     def _federation(self) -> Federation:
         config = self.run.config
@@ -134,10 +147,14 @@ class _Execution:
         sharing = self.communicator.gather(device.identity).count(device.identity)
         return device.shared_by(sharing)
 
-    def _loop(self, algorithm: Any) -> None:
+    def _loop(self) -> None:
+        with self.ledger.clock("setup"):
+            problem = self._build()
+        self._tune(problem)
+        algorithm = _method(self.run.config)
         # The state lives in this frame alone: whoever else held the first one would keep its memory to the end.
         with self.ledger.clock("setup"):
-            problem, state, first = self._set_up(algorithm)
+            state, first = self._first_state(problem, algorithm)
         fed, run, folder = problem.fed, self.run.config.run, self.run.folder
         speaks = self.communicator.rank == 0
         if speaks:
@@ -156,6 +173,7 @@ class _Execution:
                 before = algorithm.solution(state)
                 self.ledger.participants = None
                 state = algorithm.round(state, fed.at(number))
+                self._refuse_idle_compressor(number)
                 solution = algorithm.solution(state)
                 record = {}
                 if number % run.record_every == 0 or number == run.rounds:
@@ -222,6 +240,15 @@ class _Execution:
         verdict = self.communicator.maximum(np.array([stop, due], np.int32))
         return bool(verdict[0]), bool(verdict[1])
 
+    def _refuse_idle_compressor(self, number: int) -> None:
+        """Nobody shall believe that messages were rounded which the method sends as they are."""
+        config = self.run.config
+        if config.compressor.options.quantize and not self.ledger.offered:
+            raise ConfigError(
+                f"--quantize {config.compressor.options.quantize}: no message that {config.algorithm.name} has sent by "
+                f"round {number} may be rounded: leave it out"
+            ).on_all_ranks()
+
     def _refuse_divergence(self, number: int, name: str, value: float) -> None:
         if math.isfinite(value):
             return
@@ -239,6 +266,12 @@ class _Execution:
                 f"ranks 0 and {wrong} hold different solutions after round {number}: a fault of a node, or a method "
                 "that computes a replicated value from what is not; resume from the last checkpoint"
             ).on_all_ranks()
+
+
+def _method(config: RunConfig) -> Any:
+    """The algorithm of a run."""
+    method = config.algorithm.options
+    return ErrorFeedback(method) if config.run.error_feedback else method
 
 
 def _draw(folder: RunFolder) -> None:

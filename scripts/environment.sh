@@ -13,8 +13,13 @@ wanted=$(cksum < "$project/pyproject.toml" | cut -d ' ' -f 1)-$extras
 if [ ! -e "$venv/.hpcfed-$wanted" ]; then
     echo "making an environment in $venv" >&2
     "${PYTHON:-python3}" -m venv "$venv"
-    # torch is left out: hpcfed ct does not load it on a CPU, and its default build brings gigabytes of CUDA.
-    if command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then extras=$extras,torch; fi
+    # Without a GPU torch is installed only for the tests (hpcfed ct does not load it on a CPU), in a version that is
+    # fixed so that a local CPU build can serve it: the default build brings gigabytes of CUDA.
+    if command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then
+        extras=$extras,torch
+    elif [[ ,$extras, == *,test,* || ,$extras, == *,torch,* ]]; then
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0
+    fi
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$project[$extras]"
     touch "$venv/.hpcfed-$wanted"
 fi

@@ -33,9 +33,10 @@ SMALL = {
     "ct": {"shape": (16, 16, 4), "views": 34, "detector": 24, "clients": 3},
     "logreg": {"clients": 3},
     "toy:Quadratics": {"size": 30, "mu": 0.1},
+    "bilevel_problems:Quadratics": {"clients": 3},
 }
 ALGORITHMS = [*registry.ALGORITHMS, "toy:Momentum", "toy:Descent"]
-WORKLOADS = [*registry.WORKLOADS, "toy:Quadratics"]
+WORKLOADS = [*registry.WORKLOADS, "toy:Quadratics", "bilevel_problems:Quadratics"]
 COMPRESSORS = [*registry.COMPRESSORS]
 PARTS = [
     *(("algorithm", name) for name in ALGORITHMS),

@@ -23,11 +23,30 @@ class ModelState:
 
 
 @dataclass(frozen=True)
-class GradientSteps:
-    """A method whose clients take gradient steps of one size, ``gamma_k`` in round k."""
+class Sampling:
+    """A method that may do with some of the clients in a round."""
 
     participants: Annotated[int, Ge(1)] | None = option(None, "clients that take part in a round  [default: all]")
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A method whose clients evaluate some of their samples at a time."""
+
     batch: Annotated[int, Ge(1)] | None = option(None, "samples (views) in a local gradient  [default: all]")
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A method whose clients take several steps in a round."""
+
+    local_steps: Annotated[int, Ge(1)] = option(5, "steps that a client takes in a round")
+
+
+@dataclass(frozen=True)
+class GradientSteps(Batches, Sampling):
+    """A method whose clients take gradient steps of one size, ``gamma_k`` in round k."""
+
     step: str = option(
         "auto",
         "step size gamma: a number, or one over L such as 1.9/L, L the gradient's Lipschitz constant (||A||^2 for CT), "
@@ -56,13 +75,12 @@ class GradientSteps:
 
 
 @dataclass(frozen=True)
-class LocalSteps(GradientSteps):
+class LocalSteps(Repetition, GradientSteps):
     """A method whose clients start from the server's model, take several steps and send what has changed."""
 
     needs: ClassVar[tuple[type, ...]] = (Smooth,)
     state_type: ClassVar[type] = ModelState
 
-    local_steps: Annotated[int, Ge(1)] = option(5, "steps that a client takes in a round")
     weighted: bool = option(False, "weight clients by their number of samples instead of equally")
 
     def init(self, fed: Federation, start: Array) -> ModelState:
