@@ -19,9 +19,10 @@ from typing import Any, NoReturn, Protocol
 
 import click
 
-from hpcfed import __version__, communicator, config, errors, flags, registry, run_folder
+from hpcfed import __version__, cli_studies, communicator, config, errors, flags, registry, run_folder
 from hpcfed.communicator import Communicator, SerialCommunicator
 from hpcfed.errors import ConfigError, HpcfedError
+from hpcfed.privacy import commands as privacy_commands
 
 logger = logging.getLogger(__name__)
 
@@ -244,13 +245,15 @@ def run_file(file: str) -> None:
     raise ConfigError(f"hpcfed run {file}: give the FILE first, then options")
 
 
-@commands.command(short_help="Go on with a run from its last checkpoint.")
+@commands.command(short_help="Go on with a run from its last checkpoint, or with a sweep or comparison.")
 @click.argument("directory", metavar="DIR")
 @click.option(
     "--rounds", type=click.IntRange(min=1), help="Go on to this many rounds in all instead of the configured number."
 )
-def resume(directory: str, rounds: int | None) -> None:
-    """Go on with the run in DIR from its last whole checkpoint, on any number of ranks.
+@cli_studies.GROUPS
+def resume(directory: str, rounds: int | None, groups: int | None) -> None:
+    """Go on with the run in DIR from its last whole checkpoint, on any number of ranks; or with all runs of a sweep or
+    a comparison.
 
     The result is the same, bit by bit, as if the run had never stopped.
     """
@@ -258,6 +261,14 @@ def resume(directory: str, rounds: int | None) -> None:
     from hpcfed.runner import Run
 
     session: Session = click.get_current_context().obj
+    study = cli_studies.found(directory)
+    if study is not None:
+        if rounds is not None:
+            raise ConfigError(f"--rounds {rounds}: {directory} is a {study.kind}: name the folder of one of its runs")
+        cli_studies.carry_out(study, groups)
+        return
+    if groups is not None:
+        raise ConfigError(f"--groups {groups}: {directory} is one run: only sweeps and comparisons have groups")
     folder = run_folder.open_existing(directory)
     configuration = config.assemble({}, config.read_toml(folder.config), str(folder.config))
     config.refuse_ranks(configuration, session.communicator.size)
@@ -280,50 +291,40 @@ def resume(directory: str, rounds: int | None) -> None:
     _conclude(folder)
 
 
-@commands.command(short_help="Do the runs of a file, then draw and tabulate them.")
-@click.argument("file", metavar="FILE")
-@click.option(
-    "--out", type=str, help="Folder of the comparison  [default: runs/NAME-of-FILE]; one that exists goes on."
-)
-def compare(file: str, out: str | None) -> None:
-    """Run the variants in FILE, each with all seeds, one after another; then draw one picture and print a table.
-
-    jobs/logreg.toml is an example. Started again with the same folder it goes on: finished runs are kept, half-finished
-    ones resume. A run that diverges is a result, not the end.
-    """
-    from hpcfed import comparison, plots
-
-    session: Session = click.get_current_context().obj
-    path = Path(file)
-    folder = Path(out) if out else Path("runs") / path.stem
-    command = shlex.join(["hpcfed", *sys.argv[1:]])
-    job, folders = comparison.prepare(path, folder, command, session.communicator.size)
-    session.start(job)
-    click.echo(f"picture {plots.comparison(folders, folder / 'compare.png')}")
-    report = comparison.table(folders)
-    (folder / "compare.txt").write_text(report + "\n", encoding="utf-8")
-    click.echo(report)
-
-
-@commands.command(short_help="Print what a run is and how far it has come.")
+@commands.command(short_help="Print what a run, sweep or comparison is and how far it has come.")
 @click.argument("directory", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(directory: str, as_json: bool) -> None:
-    """Print what the run in DIR is and how far it has come."""
+    """Print what the run, sweep or comparison in DIR is and how far it has come."""
     from hpcfed import summary
     from hpcfed.recorder import strict
 
+    study = cli_studies.found(directory)
+    if study is not None:
+        rows = [strict(row) for row in study.rows()] if as_json else []
+        click.echo(json.dumps({study.kind: rows}, allow_nan=False) if as_json else study.table())
+        return
     facts = summary.facts(run_folder.open_existing(directory))
     click.echo(json.dumps(strict(facts), allow_nan=False) if as_json else summary.table(facts))
 
 
-@commands.command(short_help="Draw one run, or several over one another.")
+@commands.command(short_help="Draw one run, several over one another, a sweep or a comparison.")
 @click.argument("directories", metavar="DIR...", nargs=-1, required=True)
 @click.option("--out", type=str, help="Picture to write  [default: DIR/convergence.png, compare.png for several].")
-def plot(directories: tuple[str, ...], out: str | None) -> None:
-    """Draw the convergence of one run, or of several over one another, and the pictures of a finished one."""
+@click.option("--metric", metavar="NAME", help="What to draw of a sweep  [default: objective].")
+def plot(directories: tuple[str, ...], out: str | None, metric: str | None) -> None:
+    """Draw the convergence of one run, or of several over one another, and the pictures of a finished one.
+
+    Of a sweep: the last METRIC against each option that was varied. Of a comparison: its variants.
+    """
     from hpcfed import plots
 
+    study = cli_studies.found(directories[0]) if len(directories) == 1 else None
+    if study is not None:
+        click.echo(study.draw(Path(out) if out else None, metric))
+        return
+    if metric is not None:
+        raise ConfigError(f"--metric {metric} is for a sweep: of runs all metrics are drawn")
     folders = [run_folder.open_existing(directory) for directory in directories]
     for picture in plots.draw(folders, Path(out) if out else None):
         click.echo(picture)
@@ -356,3 +357,7 @@ def doctor() -> None:
 
     session: Session = click.get_current_context().obj
     session.start(Examination(dict(session.tuned)))
+
+
+for command in (cli_studies.compare, cli_studies.sweep, privacy_commands.private):
+    commands.add_command(command)

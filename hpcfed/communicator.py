@@ -28,7 +28,9 @@ class Communicator(Protocol):
     Attributes
     ----------
     rank, size : this process and the number of processes.
-    local_rank, local_size : the same among the processes of this node.
+    local_rank : place of this process among those of the whole job on its node. Groups of ranks on one node do not
+        share local ranks, so that they take different GPUs.
+    local_size : how many of the ranks are on this node.
     """
 
     rank: int
@@ -56,6 +58,12 @@ class Communicator(Protocol):
 
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """The elementwise sum over ranks, in the order that the MPI library likes."""
+
+    def split(self, sizes: Sequence[int]) -> Communicator | None:
+        """This rank's group where the first ``sizes[0]`` ranks are one, the next ``sizes[1]`` another, and so on.
+
+        None on the ranks that are left over.
+        """
 
     def first_on_node(self) -> contextlib.AbstractContextManager[None]:
         """Enter on one rank of each node first; the others enter when it has left."""
@@ -97,6 +105,9 @@ class SerialCommunicator:
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
 
+    def split(self, sizes: Sequence[int]) -> Communicator | None:
+        return self if sizes else None
+
     def first_on_node(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -114,7 +125,7 @@ class MpiCommunicator:
     piece = 1 << 28
     nap_seconds = 0.002
 
-    def __init__(self, comm: Any = None) -> None:
+    def __init__(self, comm: Any = None, local_rank: int | None = None) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -122,7 +133,8 @@ class MpiCommunicator:
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.local_rank: int = self._node.Get_rank()
+        self._first_on_node: bool = self._node.Get_rank() == 0
+        self.local_rank: int = self._node.Get_rank() if local_rank is None else local_rank
         self.local_size: int = self._node.Get_size()
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
@@ -166,12 +178,17 @@ class MpiCommunicator:
             self._comm.Allreduce(source[piece], target[piece], operation)
         return result
 
+    def split(self, sizes: Sequence[int]) -> Communicator | None:
+        mine = next((group for group, end in enumerate(itertools.accumulate(sizes)) if self.rank < end), None)
+        comm = self._comm.Split(self._mpi.UNDEFINED if mine is None else mine, self.rank)
+        return None if mine is None else MpiCommunicator(comm, self.local_rank)
+
     @contextlib.contextmanager
     def first_on_node(self) -> Iterator[None]:
-        if self.local_rank != 0:
+        if not self._first_on_node:
             self._sleep_until_all(self._node)
         yield
-        if self.local_rank == 0:
+        if self._first_on_node:
             self._sleep_until_all(self._node)
 
     def wait(self) -> None:

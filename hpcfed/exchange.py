@@ -33,6 +33,8 @@ Array = NDArray[Any]
 ALIGNMENT = 8
 # Elements that one pass sends, over all clients of a rank: bounds the buffers to tens of megabytes.
 ELEMENTS_A_PASS = 1 << 22
+# Elements that are encoded, and decoded and added up, at a time: few enough that their sum stays in the cache.
+ELEMENTS_A_PIECE = 1 << 16
 # A mean that is quantized on its way back is cut into parts that do not depend on the ranks: about 64, but not smaller
 # nor larger than this many elements. Each needs a stream, which takes longer to make than a small part to quantize.
 SMALLEST_PART, LARGEST_PART = 1 << 10, 1 << 16
@@ -155,10 +157,11 @@ class _Travel:
             last = min(first + step, result.size)
             cuts = _cuts(first, last, communicator.size, part)
             start, stop = cuts[communicator.rank], cuts[communicator.rank + 1]
-            outgoing = [[self._segment(client, *cut) for client in self.here] for cut in itertools.pairwise(cuts)]
+            outgoing = [self._segments(*cut) for cut in itertools.pairwise(cuts)]
             sizes = self._sizes_from_all(outgoing, start, stop)
             received = communicator.exchange(outgoing, [sum(each) for each in sizes])
-            total = self._added(received, sizes, start, stop).astype(self.dtype, copy=False)
+            total = np.empty(stop - start, self.dtype)
+            self._add_up(received, sizes, start, stop, total)
             if mean_codec is None:
                 communicator.join(total, np.diff(cuts).tolist(), result[first:last])
                 self.received += (last - first) * result.itemsize
@@ -172,40 +175,53 @@ class _Travel:
         step = ALIGNMENT * max(ELEMENTS_A_PASS // (ALIGNMENT * len(self.parcel.cohort)), 1)
         for first in range(0, result.size, step):
             last = min(first + step, result.size)
-            own = [self._segment(client, first, last) for client in self.here]
+            own = self._segments(first, last)
             sizes = communicator.gather([part.size for part in own])
             received = _gathered(communicator, own, [sum(each) for each in sizes])
-            result[first:last] = self._added(received, sizes, first, last)
+            self._add_up(received, sizes, first, last, result[first:last])
             self.received += sum(part.size for part in received)
         self.mean_bits = 32 * result.size
 
-    def _segment(self, client: int, start: int, stop: int) -> Array:
-        segment: Array = self.messages[client].segment(start, stop)
-        self.sent += segment.size
-        return segment
+    def _segments(self, start: int, stop: int) -> list[Array]:
+        """What this rank's clients say of elements ``[start, stop)``: client after client, piece after piece."""
+        pieces = _pieces(start, stop)
+        segments = [self.messages[client].segment(*piece) for client in self.here for piece in pieces]
+        self.sent += sum(segment.size for segment in segments)
+        return segments
 
     def _sizes_from_all(self, outgoing: list[list[Array]], start: int, stop: int) -> list[list[int]]:
         """For each rank, the bytes of the segments that its clients send here."""
-        known = self.codec.segment_bytes(self.shape, self.dtype, start, stop)
-        if known is not None:
-            return [[known] * count for count in self.counts]
+        pieces = _pieces(start, stop)
+        known = [self.codec.segment_bytes(self.shape, self.dtype, *piece) for piece in pieces]
+        if None not in known:
+            return [known * count for count in self.counts]
         sizes = [[np.array([part.size for part in parts], np.int64).view(np.uint8)] for parts in outgoing]
-        told = self.parcel.communicator.exchange(sizes, [8 * count for count in self.counts])
+        told = self.parcel.communicator.exchange(sizes, [8 * len(pieces) * count for count in self.counts])
         return [each.view(np.int64).tolist() for each in told]
 
-    def _added(self, received: Sequence[Array], sizes: Sequence[Sequence[int]], start: int, stop: int) -> Array:
-        """The mean of elements ``[start, stop)`` from the segments of all ranks, added in client order."""
+    def _add_up(
+        self, received: Sequence[Array], sizes: Sequence[Sequence[int]], start: int, stop: int, out: Array
+    ) -> None:
+        """Write the mean of elements ``[start, stop)``, the segments of all ranks added in client order, to ``out``."""
         ends = [list(itertools.accumulate(each)) for each in sizes]
-        turn = [0] * len(received)
-        total = np.zeros(stop - start)
-        for place, owner in enumerate(self.parcel.owners):
-            end = ends[owner][turn[owner]]
-            segment = received[owner][end - sizes[owner][turn[owner]] : end]
-            turn[owner] += 1
-            weight = 1.0 if self.parcel.weights is None else self.parcel.weights[place]
-            self.codec.accumulate(total, segment, self.shape, self.dtype, start, stop, weight)
-        total /= self.divisor
-        return total
+        pieces = _pieces(start, stop)
+        # Where each participant's segments begin among those of its rank.
+        before = [0] * len(received)
+        places = []
+        for owner in self.parcel.owners:
+            places.append(before[owner])
+            before[owner] += len(pieces)
+        weights = [1.0] * len(places) if self.parcel.weights is None else self.parcel.weights
+        room = np.empty(max(last - first for first, last in pieces))
+        for number, (first, last) in enumerate(pieces):
+            total = room[: last - first]
+            total[:] = 0
+            for owner, place, weight in zip(self.parcel.owners, places, weights, strict=True):
+                end = ends[owner][place + number]
+                segment = received[owner][end - sizes[owner][place + number] : end]
+                self.codec.accumulate(total, segment, self.shape, self.dtype, first, last, weight)
+            total /= self.divisor
+            out[first - start : last - start] = total
 
     def _pass_round_quantized(self, codec: Any, own: Array, cuts: Sequence[int], part: int, result: Array) -> None:
         """Fill ``result[cuts[0]:cuts[-1]]`` from the ranks' pieces, each part quantized as a message of its own."""
@@ -231,6 +247,12 @@ class _Travel:
                 result[start:stop] = total
                 place += length
         self.received += sum(segments.size for segments in received)
+
+
+def _pieces(start: int, stop: int) -> list[tuple[int, int]]:
+    """``[start, stop)`` cut into pieces of `ELEMENTS_A_PIECE`; one piece if it is empty."""
+    borders = range(start, max(stop, start + 1), ELEMENTS_A_PIECE)
+    return [(first, min(first + ELEMENTS_A_PIECE, stop)) for first in borders]
 
 
 def _gathered(communicator: Communicator, own: Sequence[Array], lengths: Sequence[int]) -> list[Array]:

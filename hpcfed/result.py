@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def _write_history(group: Any, folder: RunFolder) -> None:
         group.create_dataset(f"seconds/{name}", data=np.array(values))
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

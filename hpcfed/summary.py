@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcfed import checkpoint, config, registry, result
@@ -66,6 +66,15 @@ def closing(folder: RunFolder) -> str:
         f"run folder {folder.path}",
     ]
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows of texts by column as lines under a heading; a dash where a row has nothing."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    width = {column: max(len(column), *(len(row.get(column, "-")) for row in rows)) for column in columns}
+    lines = ["  ".join(f"{column.replace('_', ' '):{width[column]}}" for column in columns)]
+    lines += ["  ".join(f"{row.get(column, '-'):{width[column]}}" for column in columns) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def catalogue() -> str:

@@ -75,6 +75,16 @@ class ThreadCommunicator:
             total += each
         return total
 
+    def split(self, sizes):
+        ends = list(itertools.accumulate(sizes))
+        boards = self._board.swap(self.rank, [Board(size) for size in sizes])[0]
+        mine = next((group for group, end in enumerate(ends) if self.rank < end), None)
+        if mine is None:
+            return None
+        group = ThreadCommunicator(boards[mine], self.rank - ends[mine] + sizes[mine])
+        group.local_rank = self.local_rank
+        return group
+
     @contextlib.contextmanager
     def first_on_node(self):
         if self.rank != 0:
@@ -136,7 +146,27 @@ def contract(comm):
         out = np.full(sum(lengths), np.nan, dtype)
         comm.join(np.full(lengths[comm.rank], comm.rank, dtype), lengths, out)
         np.testing.assert_array_equal(out, np.repeat(np.array(ranks, dtype), lengths))
+    groups(comm)
     comm.wait()
+
+
+def groups(comm):
+    """The first rank alone, the others but the last together: apart from one another, in the order of the ranks."""
+    sizes = [1, comm.size - 2] if comm.size > 2 else [1]
+    group = comm.split(sizes)
+    if comm.rank >= sum(sizes):
+        assert group is None
+        return
+    members = [0] if comm.rank == 0 else list(range(1, comm.size - 1))
+    assert (group.size, group.rank) == (len(members), members.index(comm.rank))
+    assert group.gather(comm.rank) == members
+    assert group.broadcast(comm.rank) == members[0]
+    np.testing.assert_array_equal(group.sum(np.array([comm.rank])), [sum(members)])
+    assert group.local_rank == comm.local_rank  # of the whole job's: on one node no two ranks have the same
+    assert group.local_size == group.size
+    with group.first_on_node():
+        pass
+    group.wait()
 
 
 def exchange_of_parts(comm):
@@ -164,7 +194,7 @@ def test_threads_keep_the_contract(size):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, 3, 4])
 def test_mpi_keeps_the_contract(size):
     command = [*mpi_command(size)[:3], sys.executable, __file__]
     done = finish(start(command, PYTHONPATH=str(Path(__file__).parent)), 60)

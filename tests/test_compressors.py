@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.compressors import packing
+from hpcfed.compressors import pieces, rounding
 from hpcfed.compressors.blocks import BlockLayout
 from hpcfed.compressors.grid import Grid
 from hpcfed.compressors.qsgd import Qsgd
 from hpcfed.compressors.raw import Raw
-from hpcfed.errors import ConfigError, DivergedError, HpcfedError
+from hpcfed.errors import ConfigError, DataError, DivergedError, HpcfedError
 
 
 def stream(seed=0):
@@ -46,8 +46,27 @@ def exact_variance(values, scale, num_levels):
     return (scale / num_levels) ** 2 * fraction * (1 - fraction)
 
 
+def words_of(digits):
+    return [int(digits[start : start + 8], 16) for start in range(0, len(digits), 8)]
+
+
+def philox(counter, key):
+    """Philox4x32-10 as its authors define it (Salmon et al. 2011, section 3.3), one block."""
+    for step in range(10):
+        left, right = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        bumped = (key[0] + step * 0x9E3779B9) % 2**32, (key[1] + step * 0xBB67AE85) % 2**32
+        counter = [
+            right // 2**32 ^ counter[1] ^ bumped[0],
+            right % 2**32,
+            left // 2**32 ^ counter[3] ^ bumped[1],
+            left % 2**32,
+        ]
+    return counter
+
+
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 BLOCKS = st.one_of(st.sampled_from(["slice", "all"]), st.integers(1, 40).map(str))
+CODINGS = st.sampled_from(["fast", "fixed", "elias", "entropy", "auto"])
 LEVELS = st.sampled_from([1, 2, 3, 20, 127, 128, 1000, 30000, 40000, 1 << 20])
 
 
@@ -59,7 +78,7 @@ class TestBlocks:
         i = np.arange(layout.size)
         found = (i // (layout.length * layout.inner)) * layout.inner + i % layout.inner
         spread = np.empty(layout.size)
-        packing.spread(np.arange(layout.num_blocks, dtype=float), layout.length, layout.inner, 0, spread)
+        pieces.spread(np.arange(layout.num_blocks, dtype=float), layout.length, layout.inner, 0, spread)
         np.testing.assert_array_equal(found, expected)
         np.testing.assert_array_equal(spread, expected)
         np.testing.assert_array_equal(layout.block_sizes, np.bincount(expected))
@@ -70,7 +89,7 @@ class TestBlocks:
 
     def test_an_empty_array_has_no_blocks(self):
         array = np.empty((0, 4, 3), np.float32)
-        qsgd = Qsgd(5)
+        qsgd = Qsgd(5, coding="fixed")
         message = qsgd.encode(array, stream())
         assert message.segment(0, 0).size == qsgd.segment_bytes(array.shape, array.dtype, 0, 0) == 0
         assert message.paper_bits == 0
@@ -132,12 +151,12 @@ class TestQsgd:
         message = Qsgd(num_levels, block=str(size)).encode(copies, stream(4))
         assert np.count_nonzero(message.levels) / 500 <= num_levels * (num_levels + np.sqrt(size))
 
-    @given(SHAPES, BLOCKS, LEVELS, st.sampled_from([np.float32, np.float64]), st.integers(0, 2**32), st.data())
-    @settings(max_examples=150, deadline=None)
-    def test_any_cut_gives_the_decoded_message_bit_for_bit(self, shape, block, num_levels, dtype, seed, data):
+    @given(SHAPES, BLOCKS, LEVELS, CODINGS, st.sampled_from([np.float32, np.float64]), st.integers(0, 2**32), st.data())
+    @settings(max_examples=100, deadline=None)
+    def test_any_cut_gives_the_decoded_message_bit_for_bit(self, shape, block, num_levels, coding, dtype, seed, data):
         array = stream(seed).standard_normal(shape).astype(dtype)
         blocks = block_of_each_element(shape, block)
-        qsgd = Qsgd(num_levels, block)
+        qsgd = Qsgd(num_levels, block, coding)
         message = qsgd.encode(array, stream(seed + 1))
 
         flat = array.reshape(-1).astype(float)
@@ -155,20 +174,22 @@ class TestQsgd:
         total = np.full(array.size, 0.25)
         for start, stop in pairwise(cuts):
             segment = message.segment(start, stop)
-            assert segment.size == qsgd.segment_bytes(shape, dtype, start, stop)
+            assert qsgd.segment_bytes(shape, dtype, start, stop) in (segment.size, None)
             qsgd.accumulate(total[start:stop], segment, shape, dtype, start, stop, weight)
         coefficients = message.norms.astype(float) * weight / num_levels
         np.testing.assert_array_equal(total, 0.25 + coefficients[blocks] * levels)
+        assert sum(message.formats.values()) == len(cuts) - 1
 
     @pytest.mark.parametrize("num_levels", [1, 3, 5, 20, 100, 1000, 30000, 70000])
     def test_packed_levels_lie_where_the_wire_format_says(self, num_levels):
         """Read the planes with NumPy's bit order, not with the package's kernel."""
         array = stream(5).standard_normal(2048 + 21)
-        message = Qsgd(num_levels, "all").encode(array, stream(6))
+        message = Qsgd(num_levels, "all", "fixed").encode(array, stream(6))
         segment = message.segment(0, array.size)
         assert segment[:4].view(np.float32) == message.norms
+        assert segment[4] == 0
         width = 1 + int(np.ceil(np.log2(num_levels + 1)))
-        position, decoded = 4, []
+        position, decoded = 5, []
         for padded in (2048, 24):
             codes = np.zeros(padded, np.int64)
             shift = 0
@@ -182,7 +203,7 @@ class TestQsgd:
                 position += num_bytes
                 shift += plane
             decoded.append(codes - num_levels)
-        assert position == segment.size == 4 + width * (2048 + 24) // 8
+        assert position == segment.size == 5 + width * (2048 + 24) // 8
         np.testing.assert_array_equal(np.concatenate(decoded)[: array.size], message.levels)
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -250,14 +271,65 @@ class TestQsgd:
     def test_a_segment_that_does_not_fit_is_refused(self):
         qsgd, array = Qsgd(9), np.ones(64)
         segment = qsgd.encode(array, stream()).segment(0, 64)
-        with pytest.raises(ValueError, match="qsgd cannot add"):
+        with pytest.raises(DataError, match="no segment of 64 levels"):
             qsgd.accumulate(np.zeros(64), segment[:-1], array.shape, array.dtype, 0, 64)
+        for total, data in ((np.zeros(63), segment), (np.zeros(64), segment[:3])):
+            with pytest.raises(ValueError, match="qsgd cannot add"):
+                qsgd.accumulate(total, data, array.shape, array.dtype, 0, 64)
 
     @pytest.mark.parametrize("compressor", [Qsgd, Grid])
     def test_no_levels_mean_that_nothing_can_be_encoded(self, compressor):
         arguments = (stream(),) if compressor is Qsgd else (np.ones(1, np.float32), stream(), 2)
         with pytest.raises(ConfigError, match="--quantize 0"):
             compressor().encode(np.ones(3), *arguments)
+
+
+class TestRounding:
+    @pytest.mark.parametrize(
+        ("counter", "key", "expected"),
+        [
+            ("0" * 32, "0" * 16, "6627e8d5e169c58dbc57ac4c9b00dbd8"),
+            ("f" * 32, "f" * 16, "408f276d41c83b0ea20bc7c66d5451fd"),
+            ("243f6a8885a308d313198a2e03707344", "a4093822299f31d0", "d16cfe0994fdcceb5001e42024126ea1"),
+        ],
+    )
+    def test_the_yardstick_gives_the_published_numbers(self, counter, key, expected):
+        """Known answers that come with the Random123 library."""
+        assert "".join(f"{word:08x}" for word in philox(words_of(counter), words_of(key))) == expected
+
+    @pytest.mark.parametrize("key", [0, 1, 2**64 - 1, 0x0123456789ABCDEF])
+    @pytest.mark.parametrize("counter", [0, 512, 2**32 - 5, 2**40])
+    def test_random_words_are_those_of_philox(self, key, counter):
+        words = np.empty(pieces.PIECE, np.uint32)
+        rounding.random_words(key, counter, words)
+        for j in (0, 1, 5, 511):
+            low, high = (counter + j) % 2**32, (counter + j) // 2**32
+            assert words[j::512].tolist() == philox([low, high, 0, 0], [key % 2**32, key // 2**32])
+
+    def test_numbers_are_uniform_and_independent_between_elements_and_messages(self):
+        """At s = 1 a value of 3/16 is rounded up with that probability; pairs of messages are counted in a table."""
+        n, p = 1 << 18, 3 / 16
+        values, scale = np.full(n, p), np.ones(1, np.float32)
+        layout = BlockLayout.of((n,), "all")
+        rng = stream(1)
+        up = [rounding.quantize(values, scale, layout, 1, each, np.dtype(np.int8)) for each in (rng, rng, stream(2))]
+        probabilities = np.outer([1 - p, p], [1 - p, p]).reshape(-1)
+        pairs = [(up[0], up[1]), (up[0], up[2])]
+        pairs += [(up[0][:-lag], up[0][lag:]) for lag in (1, 2, 511, 512, 513, 2048)]
+        for one, other in pairs:
+            counts = np.bincount(2 * one + other, minlength=4)
+            statistic = np.sum((counts - one.size * probabilities) ** 2 / (one.size * probabilities))
+            # Chi-square with 3 degrees of freedom exceeds this once in 10^6.
+            assert statistic < 30.7
+
+    @pytest.mark.parametrize("cut", [1, 2047, 2048, 5000])
+    def test_an_elements_number_depends_on_its_place_alone(self, cut):
+        values, scale = stream().standard_normal(9000), np.ones(1, np.float32)
+        levels = [
+            rounding.quantize(values[:size], scale, BlockLayout.of((size,), "all"), 9, stream(1), np.dtype(np.int8))
+            for size in (9000, cut)
+        ]
+        np.testing.assert_array_equal(levels[0][:cut], levels[1])
 
 
 class TestGrid:

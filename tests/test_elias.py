@@ -89,7 +89,7 @@ class TestBlockFormats:
             for norm, levels in blocks_of(message)
         ]
         assert message.paper_bits == sum(map(len, written))
-        assert sum(message.formats.values()) == message.layout.num_blocks
+        assert sum(message.paper_formats.values()) == message.layout.num_blocks
         for bits, (norm, levels) in zip(written, blocks_of(message), strict=True):
             read_norm, read_levels = elias.decode_block(bits, levels.size, num_levels)
             assert read_norm == norm
@@ -112,7 +112,7 @@ class TestBlockFormats:
         array = np.full(12, rest)
         array[0] = 1000.0
         message = Qsgd(num_levels).encode(array, stream())
-        assert message.formats == {each: int(each == form) for each in elias.FORMATS}
+        assert message.paper_formats == {each: int(each == form) for each in elias.FORMATS}
 
     @pytest.mark.parametrize(
         ("num_levels", "expected"),

@@ -284,10 +284,11 @@ class TestCounting:
 
     @pytest.mark.parametrize("ranks", [1, 3])
     def test_qsgd(self, ranks):
-        """1 + ceil(log2(s + 1)) bits an element, in whole bytes for each 8 elements, and 4 bytes a norm and segment."""
+        """1 + ceil(log2(s + 1)) bits an element, in whole bytes for each 8 elements; 4 bytes a norm, 1 for the format."""
         values = arrays(range(CLIENTS), 240, np.float32)
-        for _, traffic in on_ranks(ranks, lambda comm: send(comm, values, Qsgd(5, "all", route="owners"))):
-            assert traffic["wire_bytes_up"] == CLIENTS * (240 * 4 // 8 + 4 * ranks)
+        fixed = Qsgd(5, "all", coding="fixed", route="owners")
+        for _, traffic in on_ranks(ranks, lambda comm: send(comm, values, fixed)):
+            assert traffic["wire_bytes_up"] == CLIENTS * (240 * 4 // 8 + 5 * ranks)
             assert traffic["wire_bytes_down"] == ranks * 240 * 4
             bits = [Qsgd(5, "all").encode(value, rng(client)).paper_bits for client, value in values.items()]
             assert traffic["paper_bits_up"] == sum(bits)

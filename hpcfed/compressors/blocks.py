@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpcfed.errors import ConfigError
 
-# Uniform numbers of 24 bits and float32 scales resolve no finer grid than this, with a margin.
+# Uniform numbers of 32 bits and float32 scales resolve no finer grid than this, with a margin.
 MAX_LEVELS = 1 << 20
 
 

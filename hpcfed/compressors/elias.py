@@ -12,8 +12,9 @@ takes the fewest bits:
 - ``fixed``: for each level a sign bit and its magnitude in ``ceil(log2(s + 1))`` bits.
 
 As in the paper, the number of levels and where a block ends are known from outside and are not counted. What hpcfed
-sends are levels of the same width as ``fixed`` (`hpcfed.compressors.packing`); the functions here that write bits, as
-strings of ``0`` and ``1``, are for reading and for tests, and `count_bits` counts without writing.
+sends may have other formats (`hpcfed.compressors.formats`), but messages are compared by this length. The functions
+here that write bits, as strings of ``0`` and ``1``, are for reading and for tests, and `count_bits` counts without
+writing.
 
 Source: Elias, "Universal codeword sets and representations of the integers", IEEE Trans. Inf. Theory 21 (1975);
 Alistarh et al., "QSGD", NeurIPS 2017.

@@ -23,13 +23,16 @@ from hpcfed.compressors.blocks import MAX_LEVELS, BlockLayout, check_options, le
 from hpcfed.errors import ConfigError
 from hpcfed.options import option
 
+# Elements that are decoded at a time: few enough for the cache.
+_DECODED = 1 << 14
+
 
 @dataclass(frozen=True)
 class Grid:
     """Quantization to the largest magnitude of each block over all clients."""
 
     kind: ClassVar[str] = "integer"
-    compiled: ClassVar[tuple[str, ...]] = ("hpcfed.compressors.packing",)
+    compiled: ClassVar[tuple[str, ...]] = ("hpcfed.compressors.scales", "hpcfed.compressors.rounding")
 
     quantize: Annotated[int, Ge(0), Le(MAX_LEVELS)] = option(0, "s, number of levels; 0 switches quantization off")
     block: str = option("slice", "slice | all | INT elements per block: what shares one norm", metavar="BLOCK")
@@ -45,9 +48,10 @@ class Grid:
         DivergedError
             If the array holds NaN, infinity or values beyond float32.
         """
-        from hpcfed.compressors import packing
+        from hpcfed.compressors.pieces import flatten
+        from hpcfed.compressors.scales import block_maxima
 
-        return packing.block_maxima(packing.flatten(array), BlockLayout.of(array.shape, self.block), "grid")
+        return block_maxima(flatten(array), BlockLayout.of(array.shape, self.block), "grid")
 
     def level_type(self, count: int) -> np.dtype[np.signedinteger[Any]]:
         """The narrowest integer type in which the levels of `count` clients can be summed.
@@ -57,10 +61,10 @@ class Grid:
         ConfigError
             If 32 bits are too few.
         """
-        from hpcfed.compressors import packing
+        from hpcfed.compressors.pieces import level_type
 
         try:
-            return packing.level_type(self.quantize * count)
+            return level_type(self.quantize * count)
         except OverflowError:
             raise ConfigError(
                 f"grid cannot sum --quantize {self.quantize} levels of {count} clients in 32 bits: "
@@ -78,10 +82,11 @@ class Grid:
         count : number of clients whose levels will be summed.
         """
         require_levels("grid", self.quantize)
-        from hpcfed.compressors import packing
+        from hpcfed.compressors.pieces import flatten
+        from hpcfed.compressors.rounding import quantize
 
         layout = BlockLayout.of(array.shape, self.block)
-        levels = packing.quantize(packing.flatten(array), scales, layout, self.quantize, rng, self.level_type(count))
+        levels = quantize(flatten(array), scales, layout, self.quantize, rng, self.level_type(count))
         return levels.reshape(array.shape)
 
     def decode(
@@ -93,17 +98,17 @@ class Grid:
         ----------
         total : sum of the clients' levels.
         """
-        from hpcfed.compressors import packing
+        from hpcfed.compressors.pieces import spread
 
         layout = BlockLayout.of(total.shape, self.block)
         levels = np.ascontiguousarray(total).reshape(-1)
         coefficients = scales.astype(np.float64) / (self.quantize * count)
         mean = np.empty(total.size, dtype)
-        steps = np.empty(min(packing.DRAW, total.size))
-        for start in range(0, total.size, packing.DRAW):
-            piece = slice(start, start + packing.DRAW)
+        steps = np.empty(min(_DECODED, total.size))
+        for start in range(0, total.size, _DECODED):
+            piece = slice(start, start + _DECODED)
             here = steps[: levels[piece].size]
-            packing.spread(coefficients, layout.length, layout.inner, start, here)
+            spread(coefficients, layout.length, layout.inner, start, here)
             np.multiply(levels[piece], here, out=mean[piece], casting="same_kind")
         return mean.reshape(total.shape)
 

@@ -1,4 +1,4 @@
-"""QSGD: unbiased quantization to a norm, signs and small integers, packed into bits.
+"""QSGD: unbiased quantization to a norm, signs and small integers, in few bits.
 
 For a block ``v`` of a message and ``s`` levels (Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NeurIPS 2017),
 
@@ -12,7 +12,8 @@ It is unbiased, its variance is ``||v||^2 / s^2 * sum_i {a_i} (1 - {a_i})`` with
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,6 +22,7 @@ from annotated_types import Ge, Le
 from numpy.typing import DTypeLike, NDArray
 
 from hpcfed.compressors.blocks import MAX_LEVELS, BlockLayout, check_options, level_width, require_levels
+from hpcfed.compressors.formats import Coding, add_levels, encode_levels, fixed_bytes, format_of, modules_of
 from hpcfed.errors import ConfigError
 from hpcfed.options import option
 
@@ -35,23 +37,25 @@ class QsgdMessage:
     levels : signed levels ``sign(v_i) l_i`` of the flattened array, at most `num_levels` in magnitude.
     layout : which element belongs to which block.
     num_levels : ``s``.
+    coding : which formats the segments may have, see `hpcfed.compressors.formats`.
+    formats : how many segments were made in each format so far.
     """
 
     norms: NDArray[np.float32]
     levels: NDArray[np.signedinteger[Any]]
     layout: BlockLayout
     num_levels: int
+    coding: Coding = "fast"
+    formats: Counter[str] = field(default_factory=Counter)
 
     def segment(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """What travels for elements ``[start, stop)``: the norms of the blocks they touch, then the packed levels."""
-        from hpcfed.compressors import packing
-
+        """What travels for elements ``[start, stop)``: the norms of the blocks they touch, then the levels."""
         first, last = self.layout.touched(start, stop)
-        width = level_width(self.num_levels)
         num_norm_bytes = 4 * (last - first)
-        segment = np.empty(num_norm_bytes + packing.packed_bytes(stop - start, width), np.uint8)
+        segment = encode_levels(self.levels[start:stop], self.num_levels, self.coding, num_norm_bytes)
         segment[:num_norm_bytes] = self.norms[first:last].view(np.uint8)
-        packing.pack(self.levels[start:stop], self.num_levels, width, segment[num_norm_bytes:])
+        if stop > start:
+            self.formats[format_of(segment[num_norm_bytes:])] += 1
         return segment
 
     @cached_property
@@ -66,7 +70,7 @@ class QsgdMessage:
         return int(self._bits.min(axis=1).sum())
 
     @property
-    def formats(self) -> dict[str, int]:
+    def paper_formats(self) -> dict[str, int]:
         """How many blocks the papers' code would send in each format."""
         from hpcfed.compressors.elias import FORMATS
 
@@ -79,11 +83,13 @@ class Qsgd:
     """Quantization to the Euclidean norm of each block: each client has its own scales."""
 
     kind: ClassVar[str] = "ordered"
-    compiled: ClassVar[tuple[str, ...]] = ("hpcfed.compressors.packing", "hpcfed.compressors.elias")
-
     quantize: Annotated[int, Ge(0), Le(MAX_LEVELS)] = option(0, "s, number of levels; 0 switches quantization off")
     block: str = option("slice", "slice | all | INT elements per block: what shares one norm", metavar="BLOCK")
-
+    coding: Coding = option(
+        "fast",
+        "how levels travel: fast (few bits, in a fraction of the others' time), fixed (as many bits each), elias (the "
+        "codes of the QSGD paper), entropy (fewest bits, slowest), auto (whichever is shortest)",
+    )
     route: Literal["auto", "owners", "gather"] = option(
         "auto",
         "way of quantized messages: owners: to the ranks that add up a segment each; gather: to all ranks; "
@@ -97,6 +103,12 @@ class Qsgd:
         check_options("qsgd", self.quantize, self.block)
         if self.quantize_down and self.route == "gather":
             raise ConfigError("--quantize-down rounds the mean that owners send back: --route gather has none")
+
+    @property
+    def compiled(self) -> tuple[str, ...]:
+        """Modules with kernels that messages of this coding need."""
+        modules = ("scales", "rounding", "elias", *modules_of(self.coding))
+        return tuple(f"hpcfed.compressors.{module}" for module in modules)
 
     def for_mean(self) -> Qsgd:
         """The quantizer of the parts of a mean on its way back."""
@@ -131,19 +143,24 @@ class Qsgd:
             If the array holds NaN, infinity, or a block whose norm is beyond float32.
         """
         require_levels("qsgd", self.quantize)
-        from hpcfed.compressors import packing
+        from hpcfed.compressors import pieces, rounding, scales
 
-        values = packing.flatten(array)
+        values = pieces.flatten(array)
         layout = BlockLayout.of(array.shape, self.block)
-        norms = packing.block_norms(values, layout, "qsgd")
-        dtype = packing.level_type(self.quantize)
-        levels = packing.quantize(values, norms, layout, self.quantize, rng, dtype)
-        return QsgdMessage(norms, levels, layout, self.quantize)
+        norms = scales.block_norms(values, layout, "qsgd")
+        dtype = pieces.level_type(self.quantize)
+        levels = rounding.quantize(values, norms, layout, self.quantize, rng, dtype)
+        return QsgdMessage(norms, levels, layout, self.quantize, self.coding)
 
-    def segment_bytes(self, shape: tuple[int, ...], dtype: DTypeLike, start: int, stop: int) -> int:
-        """Size of `QsgdMessage.segment` for elements ``[start, stop)`` of an array of this shape and type."""
+    def segment_bytes(self, shape: tuple[int, ...], dtype: DTypeLike, start: int, stop: int) -> int | None:
+        """Size of `QsgdMessage.segment` for elements ``[start, stop)`` of an array of this shape and type.
+
+        None if that depends on the array: with every coding but ``fixed``.
+        """
+        if self.coding != "fixed":
+            return None
         first, last = BlockLayout.of(shape, self.block).touched(start, stop)
-        return 4 * (last - first) + -(-(stop - start) // 8) * level_width(self.quantize)
+        return 4 * (last - first) + fixed_bytes(stop - start, self.quantize)
 
     def accumulate(
         self,
@@ -155,7 +172,7 @@ class Qsgd:
         stop: int,
         weight: float = 1.0,
     ) -> None:
-        """Add ``weight`` times a received segment to `total`, in float64.
+        """Add ``weight`` times a received segment, whatever its format, to `total`, in float64.
 
         Element ``i`` adds ``(norm * weight / s) * level_i``, evaluated in this order.
 
@@ -163,22 +180,15 @@ class Qsgd:
         ------
         ValueError
             If the sizes of `total` or `segment` do not fit the range.
+        DataError
+            If the levels are in no known format, or not as many as the range has.
         """
-        if total.size != stop - start or segment.size != self.segment_bytes(shape, dtype, start, stop):
-            raise ValueError(f"qsgd cannot add {segment.size} bytes to {total.size} elements [{start}, {stop})")
-        from hpcfed.compressors import packing
-
         layout = BlockLayout.of(shape, self.block)
         first, last = layout.touched(start, stop)
         num_norm_bytes = 4 * (last - first)
-        coefficients = segment[:num_norm_bytes].view(np.float32).astype(np.float64) * weight / self.quantize
-        packing.unpack_accumulate(
-            segment[num_norm_bytes:],
-            self.quantize,
-            level_width(self.quantize),
-            coefficients,
-            layout.length,
-            layout.inner,
-            start - first * layout.length,
-            total,
-        )
+        if total.size != stop - start or segment.size < num_norm_bytes:
+            raise ValueError(f"qsgd cannot add {segment.size} bytes to {total.size} elements [{start}, {stop})")
+        norms = segment[:num_norm_bytes].view(np.float32).astype(np.float64)
+        begin = start - first * layout.length
+        coefficients = norms * weight / self.quantize
+        add_levels(segment[num_norm_bytes:], self.quantize, coefficients, layout, begin, total)

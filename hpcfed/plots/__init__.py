@@ -11,16 +11,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcfed import registry
+from hpcfed.plots.adaptation import adaptation, losses
 from hpcfed.plots.curves import comparison, convergence
 from hpcfed.plots.holdings import holdings
 from hpcfed.plots.looks import configuration
 from hpcfed.plots.planes import slices
+from hpcfed.plots.sensitivity import sensitivity
 from hpcfed.run_folder import RunFolder
 
-__all__ = ["PICTURES", "comparison", "convergence", "draw"]
+__all__ = ["PICTURES", "comparison", "convergence", "draw", "sensitivity"]
 
 # Pictures of a finished run besides its convergence, by the names that workloads give.
-PICTURES: dict[str, Callable[[RunFolder, Path], Path]] = {"slices": slices, "holdings": holdings}
+PICTURES: dict[str, Callable[[RunFolder, Path], Path]] = {
+    "slices": slices,
+    "holdings": holdings,
+    "losses": losses,
+    "adaptation": adaptation,
+}
 
 
 def draw(folders: Sequence[RunFolder], out: Path | None = None) -> list[Path]:

@@ -18,6 +18,7 @@ from hpcfed.errors import DataError
 from hpcfed.federation import Federation
 from hpcfed.options import option
 from hpcfed.streams import Purpose
+from hpcfed.workloads import logreg_reference
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,9 @@ class LogReg:
     graph_penalty: Annotated[float, Gt(0)] = option(
         0.2, "weight of the l1 norm in the graphical lasso; larger: fewer edges"
     )
+    reference: bool = option(
+        False, "find the minimum F* first (or take it from the cache) and record the relative error (F - F*)/F*"
+    )
 
     def __post_init__(self) -> None:
         for name in ("data", "test", "graph"):
@@ -78,8 +82,12 @@ class LogReg:
         from hpcfed.operators.sparse_l1 import SparseL1
 
         num_features = train[0].shape[1]
-        matrix = None if self.B == "identity" else graph_matrix(edges, num_features)
-        regularizer = SparseL1(self.mu2, matrix)
+        matrix = graph_matrix(edges, num_features)  # without edges: the identity
+        regularizer = SparseL1(self.mu2, None if self.B == "identity" else matrix)
+        reference = None
+        if self.reference:
+            objective = logreg_reference.Objective(train[0], train[1], matrix, self.mu1, self.mu2)
+            reference = fed.once(lambda: logreg_reference.cached(objective))
         stream = fed.streams.generator(Purpose.SPLIT)
         dealt = partitions.deal(self.partition, train[1], fed.num_clients, stream, alpha=self.alpha, shards=self.shards)
         logger.info("what each client holds:\n%s", partitions.describe(dealt, train[1]))
@@ -99,7 +107,8 @@ class LogReg:
             )
 
         holdings = partitions.contents(dealt, train[1])
-        return LogRegProblem(fed.build(client), regularizer, num_features, edges, holdings, np.unique(train[1]))
+        classes = np.unique(train[1])
+        return LogRegProblem(fed.build(client), regularizer, num_features, edges, holdings, classes, reference)
 
     def _read(self, fed: Federation) -> tuple[Any, Any, tuple[str, ...]]:
         """Training and test samples as (features, labels), and what the reader assumed."""
@@ -187,25 +196,34 @@ class LogRegProblem:
     edges: NDArray[np.int64]
     holdings: NDArray[np.int64]
     classes: Vector
+    reference: logreg_reference.Reference | None
 
     def start(self) -> Vector:
         return np.zeros(self.num_features)
 
     def metrics(self, solution: Vector, fed: Federation) -> dict[str, float]:
-        """Objective on the training samples; mean loss and accuracy on the test samples."""
+        """Objective on the training samples and its relative error; mean loss and accuracy on the test samples."""
         value, loss, hits, count = fed.total(fed.map(LogRegClient.measure, solution)).tolist()
+        objective = value / fed.num_clients + self.regularizer.value(solution)
+        best = None if self.reference is None else self.reference.objective
         return {
-            "objective": value / fed.num_clients + self.regularizer.value(solution),
+            "objective": objective,
+            **({} if best is None else {"relative_error": (objective - best) / best}),
             "test_loss": loss / count,
             "test_accuracy": hits / count,
         }
 
     def results(self, solution: Vector) -> Mapping[str, tuple[Any, Mapping[str, Any]]]:
-        return {
+        datasets: dict[str, tuple[Any, Mapping[str, Any]]] = {
             "x": (solution, {"meaning": "weights of the features"}),
             "graph": (self.edges, {"columns": "i, j, sign: a row e_i - sign e_j of G"}),
             "holdings": (self.holdings, {"classes": self.classes}),
         }
+        if self.reference is not None:
+            best = self.reference
+            vouch = {"objective": best.objective, "kkt_residual": best.kkt_residual, "gap": best.gap}
+            datasets["reference"] = (best.x, {"meaning": "the minimizer", **vouch})
+        return datasets
 
 
 def _sigmoid(t: Vector) -> Vector:
