@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +66,16 @@ class Routes:
             costs = ", ".join(f"{name} about {1e3 * seconds:.2g} ms" for name, seconds in estimates.items())
             logger.info("%d messages of %d values go by way of %s: %s", clients, elements, chosen, costs)
         return chosen
+
+    def tell_formats(self, messages: Iterable[Any], elements: int) -> None:
+        """Say once in which formats messages of this size have travelled (`hpcfed.compressors.formats`)."""
+        if ("formats", 0, elements) in self._said:
+            return
+        formats: Counter[str] = sum((message.formats for message in messages), Counter())
+        if formats:
+            self._said.add(("formats", 0, elements))
+            shown = ", ".join(f"{count} as {name}" for name, count in sorted(formats.items()))
+            logger.info("pieces of messages of %d values on this rank: %s", elements, shown)
 
     def _speed(self, communicator: Communicator) -> float:
         """Bytes a second that a rank sends while all ranks send, as the slowest rank sees it."""

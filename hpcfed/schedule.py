@@ -46,7 +46,7 @@ def status(folder: RunFolder) -> Status:
 
 def mark_diverged(folder: RunFolder, reason: str) -> None:
     """Leave a mark that the run diverged: to go on with it would end the same. Without the mark it is run again."""
-    temporary = folder.path / f"{DIVERGED}.tmp"
+    temporary = folder.path / f"{DIVERGED}.{os.getpid()}"
     temporary.write_text(json.dumps({"reason": reason}) + "\n", encoding="utf-8")
     os.replace(temporary, folder.path / DIVERGED)
 

@@ -138,7 +138,9 @@ def _count(table: Mapping[str, Any], name: str, default: int, least: int, source
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(_text, value))
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}".replace("e+", "e")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # -- what has come out -------------------------------------------------------------------------------------------------

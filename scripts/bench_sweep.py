@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a sweep costs besides its runs: 100 tiny runs in one job, against the sum of the runs' own times.
 
-    python scripts/bench_sweep.py [--runs 100] [--groups 1,2] [--rounds 20]
+    python scripts/bench_sweep.py [--runs 100] [--groups 1,2] [--rounds 50]
 
 A run's own time is what its last record says, from reading the data to the last round; the final checkpoint, the result
 and the sweep's table come on top. Each sweep is started again when it is done: what that takes is start-up, planning,
@@ -42,7 +42,7 @@ step = {{ low = 1e-3, high = 1, log = true }}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--groups", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2])
     options = parser.parse_args()
 

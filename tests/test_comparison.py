@@ -59,13 +59,22 @@ def test_variants_and_seeds_are_run_and_tabulated(compare, hpcfed, tmp_path):
     assert table in done.out
     objectives = [last(out / f"plain-seed{seed}")["objective"] for seed in (3, 4)]
     assert f"{statistics.fmean(objectives):.5g} ± {statistics.stdev(objectives):.2g}" in table
-    assert "0/2" in next(line for line in table.splitlines() if line.startswith("wild"))
+    assert "0/2, 2 diverged" in next(line for line in table.splitlines() if line.startswith("wild"))
     alone = hpcfed(
         "toy:Quadratics", "--size", "20", "--rounds", "6", "--seed", "4", "--quantize", "2", "--out",
         str(tmp_path / "alone"), PYTHONPATH=HERE,
     )  # fmt: skip
     assert alone.status == 0, alone.err
     assert last(tmp_path / "alone")["objective"] == last(out / "2-levels-seed4")["objective"]
+
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*/*")}  # of what has diverged, too
+    again = hpcfed("resume", str(out), PYTHONPATH=HERE)
+    assert again.status == 0, again.err
+    assert table in again.out
+    assert {path: path.stat().st_mtime_ns for path in out.glob("*/*")} == before
+    rows = json.loads(hpcfed("show", str(out), "--json").out)["comparison"]
+    assert [row["objective"] for row in rows if row["variant"] == "plain"] == objectives
+    assert "diverged" in json.loads((out / "wild-seed3" / "diverged.json").read_text())["reason"]
 
 
 def test_groups_are_drawn_by_mean_and_standard_deviation():
@@ -109,7 +118,8 @@ def test_it_goes_on_where_it_stopped(compare, tmp_path):
         (FILE.replace("[3, 4]", "[]"), "seeds = []"),
         (FILE.replace("[3, 4]", "[-1]"), "seeds = [-1]"),
         (FILE.replace("quantize = 2", "quantize = -2"), "--quantize -2"),
-        (FILE.replace("quantize = 2", "momentum = 2"), "--momentum"),
+        (FILE.replace("quantize = 2", "momentum = 2"), "[variants.2 levels]: --momentum"),
+        (FILE.replace("[variants.plain]", '[variants."2?levels"]'), "choose a name that differs more"),
     ],
 )
 def test_a_file_that_is_not_sound_runs_nothing(compare, tmp_path, text, words):

@@ -57,9 +57,9 @@ def test_unequal_clients_drift_by_the_step_with_many_local_steps(method):
 
 
 @pytest.mark.parametrize(
-    ("inner_rounds", "inner_iterations", "inner_step"), [(1, 1, 1.0), (1, 2, 0.4), (3, 1, 0.5), (2, 3, 0.2)]
+    ("inner_rounds", "inner_iterations", "value_step"), [(1, 1, 1.0), (1, 2, 0.4), (3, 1, 0.5), (2, 3, 0.2)]
 )
-def test_fednest_solves_the_problem_of_its_scope(inner_rounds, inner_iterations, inner_step):
+def test_fednest_solves_the_problem_of_its_scope(inner_rounds, inner_iterations, value_step):
     """Local steps do not drift: they only multiply the rate."""
     for scope, target in (("local", local_solution(CLIENTS)), ("global", global_solution(CLIENTS))):
         method = FedNestComp(
@@ -68,7 +68,7 @@ def test_fednest_solves_the_problem_of_its_scope(inner_rounds, inner_iterations,
             rate=0.06,
             inner_rounds=inner_rounds,
             inner_iterations=inner_iterations,
-            inner_step=inner_step,
+            value_step=value_step,
         )
         assert distance(method, target, 400) < 1e-10
     assert np.linalg.norm(global_solution(CLIENTS) - local_solution(CLIENTS)) > 0.3
@@ -76,7 +76,7 @@ def test_fednest_solves_the_problem_of_its_scope(inner_rounds, inner_iterations,
 
 def test_fednests_inner_value_follows_the_mean_of_the_maps():
     """From the last y it keeps ``(1 - b)`` to the power of all inner steps; the first is the mean itself."""
-    method = FedNestComp(scope="global", local_steps=1, rate=0.1, inner_rounds=2, inner_iterations=3, inner_step=0.2)
+    method = FedNestComp(scope="global", local_steps=1, rate=0.1, inner_rounds=2, inner_iterations=3, value_step=0.2)
     first, second = (solve(method, CLIENTS, rounds, START) for rounds in (1, 2))
 
     def mean(x):

@@ -32,6 +32,8 @@ from hpcfed.streams import Streams
 SMALL = {
     "ct": {"shape": (16, 16, 4), "views": 34, "detector": 24, "clients": 3},
     "logreg": {"clients": 3},
+    "hyperopt": {"clients": 3, "hidden": 3},
+    "prune": {"clients": 2, "data": ("digits",), "model": "small"},
     "toy:Quadratics": {"size": 30, "mu": 0.1},
     "bilevel_problems:Quadratics": {"clients": 3},
 }

@@ -284,7 +284,7 @@ class TestCounting:
 
     @pytest.mark.parametrize("ranks", [1, 3])
     def test_qsgd(self, ranks):
-        """1 + ceil(log2(s + 1)) bits an element, in whole bytes for each 8 elements; 4 bytes a norm, 1 for the format."""
+        """1 + ceil(log2(s + 1)) bits an element, in whole bytes for 8 of them; 4 bytes a norm and 1 for the format."""
         values = arrays(range(CLIENTS), 240, np.float32)
         fixed = Qsgd(5, "all", coding="fixed", route="owners")
         for _, traffic in on_ranks(ranks, lambda comm: send(comm, values, fixed)):

@@ -40,7 +40,7 @@ GRID = (
     + """
 [sweep]
 seeds = [3, 4]
-step = [0.1, 0.2, 1e30]
+step = [0.2, 1e30]
 quantize = [0, 8]
 """
 )
@@ -169,15 +169,15 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
 def test_each_setting_and_seed_is_a_run_like_any_other(swept, hpcfed, tmp_path):
     folder, done = swept
     rows = table_of(folder)
-    assert len(rows) == len({row["run"] for row in rows}) == 12
+    assert len(rows) == len({row["run"] for row in rows}) == 8
     assert {(row["step"], row["quantize"], row["seed"]) for row in rows} == set(
-        itertools.product(("0.1", "0.2", "1e+30"), ("0", "8"), ("3", "4"))
+        itertools.product(("0.2", "1e+30"), ("0", "8"), ("3", "4"))
     )
     for row in rows:
         assert row["status"] == ("diverged" if row["step"] == "1e+30" else "finished")
         assert bool(row["digest"]) == (row["status"] == "finished")
         assert (folder / row["run"] / "diverged.json").exists() == (row["status"] == "diverged")
-    assert "12 of 12 runs done" in done.err
+    assert "8 of 8 runs done" in done.err
     row = next(row for row in rows if (row["step"], row["quantize"], row["seed"]) == ("0.2", "8", "4"))
     alone = hpcfed(
         "toy:Quadratics", "--size", "20", "--rounds", "6", "--step", "0.2", "--quantize", "8", "--seed", "4",
@@ -204,7 +204,7 @@ def test_the_table_is_hdf5_too(swept):
 def test_show_and_plot_take_the_folder(swept, hpcfed, tmp_path):
     folder, done = swept
     study = read(folder / "sweep.toml", folder)
-    assert "12 runs, 8 finished, 4 diverged" in study.table()
+    assert "8 runs, 4 finished, 4 diverged" in study.table()
     assert study.table() in done.out
     rows = json.loads(hpcfed("show", str(folder), "--json").out)["sweep"]
     assert [row["digest"] or "" for row in rows] == digests(folder)
@@ -233,7 +233,7 @@ def test_parts_share_a_folder(swept, hpcfed, tmp_path):
     for part in ("2/2", "1/2"):
         done = hpcfed("sweep", str(tmp_path / "study.toml"), "--out", str(out), "--part", part, PYTHONPATH=HERE)
         assert done.status == 0, done.err
-        assert "6 of 6 runs done" in done.err
+        assert "4 of 4 runs done" in done.err
         assert (out / "sensitivity.png").exists() == (part == "1/2")
     assert digests(out) == digests(swept[0])
 
@@ -329,15 +329,14 @@ def test_a_killed_sweep_goes_on(tmp_path, undisturbed):
 @pytest.mark.mpi
 class TestOnRanks:
     def test_groups_give_the_same_bits(self, swept, mpirun, tmp_path):
-        """Four ranks in two groups; with the option left out, in the one group that leaves no rank without a client."""
         (tmp_path / "study.toml").write_text(GRID)
-        for name, more in (("two", ["--groups", "2"]), ("one", [])):
-            done = mpirun(
-                4, "sweep", str(tmp_path / "study.toml"), "--out", str(tmp_path / name), *more, PYTHONPATH=HERE
-            )
-            assert done.status == 0, done.err
-            assert done.err.count("runs done") == 12
-            assert digests(tmp_path / name) == digests(swept[0])
+        out = tmp_path / "out"
+        done = mpirun(
+            4, "sweep", str(tmp_path / "study.toml"), "--out", str(out), "--groups", "2", PYTHONPATH=HERE
+        )  # fmt: skip
+        assert done.status == 0, done.err
+        assert done.err.count("runs done") == 8
+        assert digests(out) == digests(swept[0])
 
     @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
     def test_half_way_it_is_stopped_and_goes_on(self, tmp_path, undisturbed, number):

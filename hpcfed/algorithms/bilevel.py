@@ -297,8 +297,8 @@ class CommonRates(EstimatedPenalty):
     alpha_x: Annotated[float, Gt(0)] | None = option(
         None, "the step of x is alpha_x eta  [default: 1; fedsvrbgd, whose directions are 1/rho as long: rho]"
     )
-    alpha_y: Annotated[float, Gt(0)] | None = option(None, "the step of y is alpha_y eta  [default: as for x]")
-    alpha_z: Annotated[float, Gt(0)] | None = option(None, "the step of z is alpha_z eta  [default: as for x]")
+    alpha_y: Annotated[float, Gt(0)] | None = option(None, "the step of y is alpha_y eta  [default: that of alpha_x]")
+    alpha_z: Annotated[float, Gt(0)] | None = option(None, "the step of z is alpha_z eta  [default: that of alpha_x]")
     sync: Literal["components", "combined"] = option(
         "components", "which estimates are averaged: all six components, or as printed u, v and w made of them"
     )

@@ -30,7 +30,7 @@ class FedNestComp(DecayedSteps):
     all clients: not the objective that clients with inner maps of their own have. In round k, ``inner_rounds`` times,
     the server gets ``r = mean g_m(x; zeta)``, clients take ``inner_iterations`` variance-reduced steps
 
-        ``y_m <- y_m - b ((y_m - g_m(x; zeta)) - (y - g_m(x; zeta)) + (y - r))``,  b = ``inner_step``,
+        ``y_m <- y_m - b ((y_m - g_m(x; zeta)) - (y - g_m(x; zeta)) + (y - r))``,  b = ``value_step``,
 
     from y, and y becomes their mean; then with ``v = mean grad f_m(y; xi)`` and ``H = mean J_m(x; zeta)^T v`` clients
     take ``local_steps`` steps ``x_m <- x_m - eta_k H`` and x becomes their mean. The local corrections of both levels
@@ -53,7 +53,7 @@ class FedNestComp(DecayedSteps):
     )
     inner_rounds: Annotated[int, Ge(1)] = option(1, "rounds of the lower level in one of the upper")
     inner_iterations: Annotated[int, Ge(1)] = option(1, "steps that a client takes in a round of the lower level")
-    inner_step: Annotated[float, Gt(0), Le(1)] = option(1.0, "step size of the lower level; 1 solves it at once")
+    value_step: Annotated[float, Gt(0), Le(1)] = option(1.0, "step size of the lower level; 1 solves it at once")
 
     def init(self, fed: Federation, start: Array) -> FedNestCompState:
         return FedNestCompState(start, None)
@@ -81,7 +81,7 @@ class FedNestComp(DecayedSteps):
 
     def _inner_steps(self, client: Any, rng: np.random.Generator, y: Array, r: Array) -> Array:
         for _ in range(self.inner_iterations):
-            y = averaged(y, self.inner_step, r)
+            y = averaged(y, self.value_step, r)
         return y
 
     def _outer_gradient(self, client: Any, rng: np.random.Generator, y: Array) -> Array:
@@ -95,7 +95,7 @@ class FedNestComp(DecayedSteps):
     def _own_slope(self, client: Any, rng: np.random.Generator, x: Array) -> Array:
         y = self._inner(client, rng, x)
         for _ in range(self.inner_rounds * self.inner_iterations - 1):
-            y = averaged(y, self.inner_step, self._inner(client, rng, x))
+            y = averaged(y, self.value_step, self._inner(client, rng, x))
         return self._pulled_back(client, rng, x, self._outer_gradient(client, rng, y))
 
     def _local_steps(self, client: Any, rng: np.random.Generator, slope: Array, eta: float) -> Array:

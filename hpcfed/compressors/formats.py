@@ -203,12 +203,6 @@ def add_levels(
         packing.accumulate(decode_levels(data, total.size, num_levels), *blocks, total)
 
 
-def modules_of(coding: Coding) -> tuple[str, ...]:
-    """Modules with the kernels of the formats that a coding tries."""
-    codes = {"elias": ("elias_kernels",), "entropy": ("entropy",), "auto": ("elias_kernels", "entropy")}
-    return ("packing", "byte_gaps", *codes.get(coding, ()))
-
-
 def fixed_bytes(count: int, num_levels: int) -> int:
     """Size of a segment of so many levels in the format `fixed`, which is known before there are any."""
     return -(-count // 8) * level_width(num_levels) + (count > 0)

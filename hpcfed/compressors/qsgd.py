@@ -22,7 +22,7 @@ from annotated_types import Ge, Le
 from numpy.typing import DTypeLike, NDArray
 
 from hpcfed.compressors.blocks import MAX_LEVELS, BlockLayout, check_options, level_width, require_levels
-from hpcfed.compressors.formats import Coding, add_levels, encode_levels, fixed_bytes, format_of, modules_of
+from hpcfed.compressors.formats import Coding, add_levels, encode_levels, fixed_bytes, format_of
 from hpcfed.errors import ConfigError
 from hpcfed.options import option
 
@@ -83,6 +83,11 @@ class Qsgd:
     """Quantization to the Euclidean norm of each block: each client has its own scales."""
 
     kind: ClassVar[str] = "ordered"
+    compiled: ClassVar[tuple[str, ...]] = tuple(
+        f"hpcfed.compressors.{module}"
+        for module in ("scales", "rounding", "packing", "byte_gaps", "elias", "elias_kernels", "entropy")
+    )
+
     quantize: Annotated[int, Ge(0), Le(MAX_LEVELS)] = option(0, "s, number of levels; 0 switches quantization off")
     block: str = option("slice", "slice | all | INT elements per block: what shares one norm", metavar="BLOCK")
     coding: Coding = option(
@@ -104,29 +109,22 @@ class Qsgd:
         if self.quantize_down and self.route == "gather":
             raise ConfigError("--quantize-down rounds the mean that owners send back: --route gather has none")
 
-    @property
-    def compiled(self) -> tuple[str, ...]:
-        """Modules with kernels that messages of this coding need."""
-        modules = ("scales", "rounding", "elias", *modules_of(self.coding))
-        return tuple(f"hpcfed.compressors.{module}" for module in modules)
-
     def for_mean(self) -> Qsgd:
         """The quantizer of the parts of a mean on its way back."""
         return replace(self, quantize=self.quantize_down, quantize_down=0, block="all")
 
     def expected_bytes(self, shape: tuple[int, ...]) -> float:
-        """About how long a message of this shape is: the entropy of its levels if the values are Gaussian.
+        """About how long a message of this shape is, if the values are Gaussian, with the default coding.
 
-        A level is not 0 with probability about ``p = min(1, s sqrt(2 / (pi n)))`` in a block of n values, and then one
-        of about ``1 + s / sqrt(n)`` magnitudes with a sign; fixed width if that is less.
+        A level is not 0 with probability about ``p = min(1, s sqrt(2 / (pi n)))`` in a block of n values: a byte each;
+        or as many bits for all as the largest of some thousands needs, about 4.5 standard deviations.
         """
         layout = BlockLayout.of(shape, self.block)
         if not layout.size:
             return 0.0
         ratio = self.quantize / math.sqrt(layout.length)
-        p = min(0.8 * ratio, 0.999)
-        choice = -p * math.log2(p) - (1 - p) * math.log2(1 - p)
-        bits = min(choice + p * (1 + math.log2(1 + ratio)), level_width(self.quantize))
+        narrow = max(2.0, 2 + math.log2(4.5 * ratio))
+        bits = min(8 * 0.8 * ratio, narrow, level_width(self.quantize))
         return 4 * layout.num_blocks + layout.size * bits / 8
 
     def contraction(self, shape: tuple[int, ...]) -> float:

@@ -27,6 +27,16 @@ LABELS = {
     "relative_change": "relative change",
     "misfit": "misfit",
     "tv": "total variation",
+    "relative_error": "relative error",
+    "gradient_norm": "norm of the gradient",
+    "robust_loss": "robust loss",
+    "loss_worst": "worst client's loss",
+    "loss_before": "loss before adaptation",
+    "loss_after": "loss after adaptation",
+    "accuracy_before": "accuracy before adaptation",
+    "accuracy_after": "accuracy after adaptation",
+    "lower_loss": "lower loss",
+    "hypergradient_norm": "norm of the hypergradient",
 }
 # Metrics worth seeing against bits and time, too; the others are drawn against rounds only.
 MAIN = ("objective", "psnr", "test_accuracy")

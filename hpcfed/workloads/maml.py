@@ -49,8 +49,11 @@ class Maml(NetworkWorkload):
     defaults: ClassVar[Mapping[str, Any]] = {
         "algorithm": "mfcgd",
         "compressor": "qsgd",
-        "rounds": 300,
+        "rounds": 150,
         "record_every": 10,
+        "batch": 5,
+        "rate": 0.1,
+        "jacobian": "product",
         "device": "cpu",
     }
     pictures: ClassVar[tuple[str, ...]] = ("convergence", "adaptation")
@@ -60,7 +63,7 @@ class Maml(NetworkWorkload):
     support: Size = option(10, "samples that a task is adapted to (images: of each class)")
     query: Size = option(10, "samples that an adapted model is judged by (images: of each class)")
     ways: Annotated[int, Ge(2)] = option(5, "classes of a task of images")
-    inner_step: Annotated[float, Gt(0)] = option(0.01, "step a of the adaptation")
+    inner_step: Annotated[float, Gt(0)] = option(0.05, "step a of the adaptation")
     held_out: Size = option(100, "tasks that no client has, for the test")
 
     def build(self, fed: Federation) -> MamlProblem:
