@@ -141,10 +141,10 @@ class Study(ABC):
         return [self._row(member) for member in self.members]
 
     def _row(self, member: Member) -> dict[str, Any]:
-        folder = self.run_folder(member)
-        state = schedule.status(folder) if member.name not in self._ended else None
-        if state is None:
+        if member.name in self._ended:
             return self._ended[member.name]
+        folder = self.run_folder(member)
+        state = schedule.status(folder)
         row = {"run": member.name, "status": state, **member.values, "seed": member.options["seed"]}
         if state != "pending":
             last = dict(history[-1]) if (history := folder.history()) else {}

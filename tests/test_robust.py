@@ -82,7 +82,7 @@ def test_metrics_are_what_they_are_called():
 def test_small_temperature_looks_at_the_worst_client_and_large_at_the_mean():
     x = point(build(), 5).astype(np.float32)
     for temperature, name in ((1e-3, "loss_worst"), (1e3, "loss_mean")):
-        problem = build(temperature=temperature)
+        problem = build(temperature=temperature, shift=5.0)
         found = problem.metrics(x, problem.fed)
         assert found["robust_loss"] == pytest.approx(found[name], abs=5e-3)
 
@@ -142,14 +142,20 @@ def test_counts_are_those_of_a_hand():
     assert problem.fed.ledger.work == expected
 
 
-def test_an_inner_batch_biases_the_composition_by_its_variance():
-    """``E exp(l / lambda)`` over batches exceeds ``exp(E l / lambda)`` (Jensen): what compositional methods correct."""
+def test_a_batch_of_one_has_the_bias_of_the_samples():
+    """``E f(l(x; one image)) = mean_j f(l_j(x))``, more than ``f(l(x))`` (Jensen): what the methods here correct."""
     problem = build(temperature=1.0, clients=1)
     client, x = problem.fed.clients[0], point(problem).astype(np.float32)
+    inputs, labels = client.loss.inputs.numpy().reshape(-1, 64), client.loss.targets.numpy()
+    scores = inputs @ x[:640].reshape(10, 64).T + x[640:]
+    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(labels)), labels]
+    expected, exact = np.exp(losses - client.shift).mean(), np.exp(losses.mean() - client.shift)
+    assert client.outer_value(client.inner(x, None)) == pytest.approx(exact, rel=1e-5)
     rng = np.random.default_rng(0)
-    values = np.array([client.outer_value(client.inner(x, client.draw_inner(rng, 3))) for _ in range(400)])
-    exact = client.outer_value(client.inner(x, None))
-    assert values.mean() - exact > 5 * values.std(ddof=1) / 20
+    values = np.array([client.outer_value(client.inner(x, client.draw_inner(rng, 1))) for _ in range(2000)])
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    assert values.mean() == pytest.approx(expected, abs=5 * error)
+    assert values.mean() > exact + 3 * error
 
 
 def test_results_show_every_client_before_and_after():

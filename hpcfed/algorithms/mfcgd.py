@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # Numbers in a Jacobian beyond which a client's estimate of it, and the two that correct it, are too much: 1 GB each.
 LARGEST_JACOBIAN = 1 << 27
+# Numbers in a Jacobian that are formed without being asked for: a step forms two.
+EXACT_BY_DEFAULT = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,10 @@ class Mfcgd(FirstEstimates, CompositionSteps):
     clip_jacobian: Annotated[float, Gt(0)] | None = option(
         None, "C_g, largest Frobenius norm of an estimated Jacobian  [default: none]"
     )
-    jacobian: Literal["exact", "product", "beta1", "replay"] = option(
-        "exact", "what clients keep of the Jacobian's estimate; the published method is exact, with p d numbers"
+    jacobian: Literal["exact", "product", "beta1", "replay"] | None = option(
+        None,
+        "what clients keep of the Jacobian's estimate; the published method is exact, with p d numbers  [default: "
+        "exact up to a million, else product]",
     )
     window: Annotated[int, Ge(1)] = option(5, "samples of the inner map that --jacobian replay applies again")
     average_estimators: bool = option(False, "average the estimates of both maps, too: another method")
@@ -177,8 +181,9 @@ class Mfcgd(FirstEstimates, CompositionSteps):
             raise ConfigError(
                 f"--jacobian exact keeps {size} x {d} numbers a client: use product, beta1 or replay"
             ).on_all_ranks()
-        name = f"{self.title} as published" if self.jacobian == "exact" else f"{self.title} with approximate Jacobians"
-        logger.info("--jacobian %s: %s", self.jacobian, name)
+        mode = self.mode(fed.any_client, start)
+        kind = "as published" if mode == "exact" else "with approximate Jacobians, not as published"
+        logger.info("--jacobian %s: %s %s", mode, self.title, kind)
         return MfcgdState(start, fed.map(self._first, start))
 
     def round(self, state: MfcgdState, fed: Federation) -> MfcgdState:
@@ -190,18 +195,22 @@ class Mfcgd(FirstEstimates, CompositionSteps):
             # Every rank takes the step of the paper's server, so two averages go round where it sends one model.
             fed.ledger.send(paper_bits_down=-32 * average.shape[0])
         if self.average_estimators:
-            estimates = self._averaged(estimates, fed)
+            estimates = self._averaged(estimates, self.mode(fed.any_client, state.x), fed)
         a = self.refreshed(state.a, slope)
         eta = self.eta(t + self.local_steps - 1)
         x = average - self.step_factor * eta * self.scaled(slope, a)
         old = points if self.old_point == "own" else average
         return MfcgdState(x, fed.map(self._correct, estimates, old, x, eta), a)
 
-    def _averaged(self, estimates: PerClient[Estimates], fed: Federation) -> PerClient[Estimates]:
+    def _averaged(self, estimates: PerClient[Estimates], mode: str, fed: Federation) -> PerClient[Estimates]:
         """The clients' estimates, of which those that steps correct are the averages of all clients'."""
-        names = {"exact": ("h", "v", "u"), "product": ("h", "v", "w"), "beta1": ("h", "v")}[self.jacobian]
+        names = {"exact": ("h", "v", "u"), "product": ("h", "v", "w"), "beta1": ("h", "v")}[mode]
         means = {name: fed.mean(each(name, estimates)) for name in names}
         return PerClient({client: replace(own, **means) for client, own in estimates.items()})
+
+    def mode(self, client: Any, x: Array) -> str:
+        """What clients keep of the Jacobian's estimate."""
+        return self.jacobian or ("exact" if client.inner_size * x.shape[0] <= EXACT_BY_DEFAULT else "product")
 
     def eta(self, t: int) -> float:
         """``eta_t``, t counted from 1."""
@@ -219,16 +228,16 @@ class Mfcgd(FirstEstimates, CompositionSteps):
     # -- at a client ---------------------------------------------------------------------------------------------
 
     def _first(self, client: Any, rng: np.random.Generator, x: Array) -> Estimates:
-        size = self.first(self.local_steps, self.inner_samples)
-        seed, zeta = self._draw_inner(client, rng, size)
+        mode, size = self.mode(client, x), self.first(self.local_steps, self.inner_samples)
+        seed, zeta = _draw_inner(client, rng, size, mode)
         xi = client.draw_outer(rng, self.first(self.local_steps, self.batch))
-        if self.jacobian == "exact":
+        if mode == "exact":
             h, u = jacobian(client, x, zeta)
             v = client.outer_gradient(h, xi)
             return Estimates(h, v, v @ u, u)
         h, pullback = client.inner_pullback(x, zeta)
         v = client.outer_gradient(h, xi)
-        window = Window.first(x, seed, size) if self.jacobian == "replay" else None
+        window = Window.first(x, seed, size) if mode == "replay" else None
         return Estimates(h, v, pullback(v), window=window)
 
     def _alone(
@@ -248,16 +257,17 @@ class Mfcgd(FirstEstimates, CompositionSteps):
     ) -> Estimates:
         """The estimates at ``new``, from those at ``old``."""
         alpha, beta, varrho = (self._weight(c, eta) for c in (self.c1, self.c2, self.c3))
-        seed, zeta = self._draw_inner(client, rng, self.inner_samples)
+        mode = self.mode(client, new)
+        seed, zeta = _draw_inner(client, rng, self.inner_samples, mode)
         xi = client.draw_outer(rng, self.batch)
 
-        if self.jacobian == "exact":
+        if mode == "exact":
             (value, slope), (old_value, old_slope) = (jacobian(client, x, zeta) for x in (new, old))
             h, v = self._maps(client, now, value, old_value, xi, alpha, varrho)
             u = clipped(recursive(slope, 1 - beta, now.u, old_slope), self.clip_jacobian)
             return Estimates(h, v, v @ u, u)
         value, pullback = client.inner_pullback(new, zeta)
-        if self.jacobian == "beta1":
+        if mode == "beta1":
             h, v = self._maps(client, now, value, client.inner(old, zeta), xi, alpha, varrho)
             return Estimates(h, v, self._clipped_slope(pullback(v)))
         old_value, old_pullback = client.inner_pullback(old, zeta)
@@ -270,13 +280,6 @@ class Mfcgd(FirstEstimates, CompositionSteps):
         if len(window.seeds) > 1:
             w = w + (1 - beta) * (window.without_newest(client, v) - old_pullback(v))
         return Estimates(h, v, self._clipped_slope(w), window=window)
-
-    def _draw_inner(self, client: Any, rng: np.random.Generator, size: int | None) -> tuple[int, Any]:
-        """An inner sample, and the seed that draws it again if that will be needed."""
-        if self.jacobian != "replay":
-            return 0, client.draw_inner(rng, size)
-        seed = int(rng.integers(1 << 63))
-        return seed, client.draw_inner(np.random.default_rng(seed), size)
 
     def _maps(
         self, client: Any, now: Estimates, value: Array, old_value: Array, xi: Any, alpha: float, varrho: float
@@ -293,6 +296,14 @@ class Mfcgd(FirstEstimates, CompositionSteps):
         if self.clip_outer is None or self.clip_jacobian is None:
             return w
         return clipped(w, self.clip_outer * self.clip_jacobian)
+
+
+def _draw_inner(client: Any, rng: np.random.Generator, size: int | None, mode: str) -> tuple[int, Any]:
+    """An inner sample, and the seed that draws it again if that will be needed."""
+    if mode != "replay":
+        return 0, client.draw_inner(rng, size)
+    seed = int(rng.integers(1 << 63))
+    return seed, client.draw_inner(np.random.default_rng(seed), size)
 
 
 def each(name: str, estimates: PerClient[Estimates]) -> PerClient[Array]:

@@ -42,7 +42,7 @@ def network(
     Raises
     ------
     ConfigError
-        The images are too small for the network, or the inputs are none.
+        On every rank, which all make the same network: the inputs are too small for it, or are no images.
     """
     with torch.device("meta"):
         layers = list(_features(name, shape, hidden, ACTIVATIONS[activation]))
@@ -54,7 +54,7 @@ def network(
                 raise ConfigError(
                     f"--model {name}: inputs of shape {' x '.join(map(str, shape))} are too small: "
                     "use mlp or larger images"
-                ) from None
+                ).on_all_ranks() from None
         layers += [nn.Flatten(), nn.Linear(prod(features), outputs)]
         return FlatModel.of(nn.Sequential(*layers))
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcfed.capabilities import Array, Compositional, Smooth
 from hpcfed.errors import ConfigError, DataError
-from hpcfed.federation import Federation
+from hpcfed.federation import Federation, PerClient
 from hpcfed.lipschitz import norm
 from hpcfed.options import option
 from hpcfed.streams import Purpose
@@ -202,9 +202,7 @@ class RobustProblem:
         start, beside = self.start(), self.fed.beside(0)
         with self.fed.ledger.uncounted():
             shift = beside.largest(beside.map(lambda client, rng: client.value(start)))
-        clients = type(self.fed.clients)(
-            {number: replace(client, shift=shift) for number, client in self.fed.clients.items()}
-        )
+        clients = PerClient({number: replace(client, shift=shift) for number, client in self.fed.clients.items()})
         return replace(self, workload=replace(self.workload, shift=shift), fed=replace(self.fed, clients=clients))
 
     def start(self) -> Array:
