@@ -114,7 +114,7 @@ def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape
         clients = len(parcel.cohort)
         route = parcel.routes.choose(communicator, codec.route, clients, result.size, message, result.nbytes)
         (travel.by_gathering if route == "gather" else travel.by_owners)(result)
-    if not raw:
+    if not raw and communicator.size > 1:
         parcel.routes.tell_formats(messages.values(), result.size)
     if ledger.counting:  # the papers' bits of quantized messages take time to count
         bits = sum(message.paper_bits for message in messages.values())

@@ -85,7 +85,8 @@ def skip_what_cannot_differ(algorithm, compressor, levels):
 def made(algorithm, workload):
     """The method, with a step where the workload cannot tell one."""
     method = registry.load("algorithm", algorithm)()
-    if hasattr(method, "step") and BoundedCurvature not in registry.load("workload", workload).offers:
+    options = {field.name for field in dataclasses.fields(method)}
+    if "step" in options and BoundedCurvature not in registry.load("workload", workload).offers:
         return dataclasses.replace(method, step="0.01")
     return method
 
