@@ -109,7 +109,7 @@ class Play:
             raise ConfigError("no such data").on_all_ranks()
         if self.ends == "told":
             stop.wished = True
-        if stop.asked():
+        if any(group.gather(stop.asked())):  # as a run does: what one rank sees, all do
             raise Interrupted("told to stop").on_all_ranks()
 
 
