@@ -102,7 +102,8 @@ def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape
     if parcel.residuals is not None and not raw:
         factor = codec.contraction(shape)
         for client, value in values.items():
-            parcel.residuals.keep(client, value - factor * _decoded(codec, messages[client], shape, dtype))
+            said = messages[client].decoded().astype(dtype, copy=False).reshape(shape)
+            parcel.residuals.keep(client, value - factor * said)
     result = np.empty(int(np.prod(shape, dtype=np.int64)), dtype)
     travel = _Travel(parcel, codec, messages, shape, dtype, parcel.divisor / factor)
     if raw:
@@ -121,13 +122,6 @@ def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape
         ledger.send(wire_bytes_up=travel.sent, paper_bits_up=bits)
         _count_broadcast(parcel, travel.received, travel.mean_bits)
     return result.reshape(shape)
-
-
-def _decoded(codec: Any, message: Any, shape: Any, dtype: Any) -> Array:
-    """What a message says, as its receivers read it."""
-    total = np.zeros(int(np.prod(shape, dtype=np.int64)))
-    codec.accumulate(total, message.segment(0, total.size), shape, dtype, 0, total.size)
-    return total.astype(dtype, copy=False).reshape(shape)
 
 
 class _Travel:

@@ -37,7 +37,8 @@ class Routes:
     """The chooser of a run; it measures the links once, if there are several nodes, and says each new choice once."""
 
     bytes_per_second: float | None = None
-    _said: set[tuple[str, int, int]] = field(default_factory=set)
+    _chosen: set[tuple[str, int, int]] = field(default_factory=set)
+    _told: set[int] = field(default_factory=set)
 
     def choose(
         self, communicator: Communicator, wanted: str, clients: int, elements: int, message: float, mean: int
@@ -61,19 +62,19 @@ class Routes:
             "gather": CALL + remote * message * clients / speed + decoding,
         }
         chosen = min(estimates, key=lambda name: estimates[name])
-        if (chosen, clients, elements) not in self._said:
-            self._said.add((chosen, clients, elements))
+        if (chosen, clients, elements) not in self._chosen:
+            self._chosen.add((chosen, clients, elements))
             costs = ", ".join(f"{name} about {1e3 * seconds:.2g} ms" for name, seconds in estimates.items())
             logger.info("%d messages of %d values go by way of %s: %s", clients, elements, chosen, costs)
         return chosen
 
     def tell_formats(self, messages: Iterable[Any], elements: int) -> None:
         """Say once in which formats messages of this size have travelled (`hpcfed.compressors.formats`)."""
-        if ("formats", 0, elements) in self._said:
+        if elements in self._told:
             return
         formats: Counter[str] = sum((message.formats for message in messages), Counter())
         if formats:
-            self._said.add(("formats", 0, elements))
+            self._told.add(elements)
             shown = ", ".join(f"{count} as {name}" for name, count in sorted(formats.items()))
             logger.info("pieces of messages of %d values on this rank: %s", elements, shown)
 

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from hpcfed.algorithms.composition import norm
 from hpcfed.algorithms.mfcgd import Mfcgd, MfcgdState, each
 from hpcfed.capabilities import Array
 from hpcfed.federation import Federation
+from hpcfed.lipschitz import norm
 from hpcfed.options import option
 
 

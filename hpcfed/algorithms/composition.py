@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -11,9 +10,10 @@ import numpy as np
 from annotated_types import Ge, Gt
 from array_api_compat import array_namespace
 
-from hpcfed.algorithms.steps import decay
+from hpcfed.algorithms.steps import Batches, Decay, Repetition, Sampling
 from hpcfed.capabilities import Array, Compositional
 from hpcfed.federation import Federation
+from hpcfed.lipschitz import norm
 from hpcfed.options import option
 
 
@@ -25,16 +25,13 @@ class CompositionState:
 
 
 @dataclass(frozen=True)
-class CompositionSteps:
+class CompositionSteps(Repetition, Batches, Sampling):
     """A method whose clients take steps of their own along estimates of ``J_m(x)^T grad f_m(g_m(x))``."""
 
     needs: ClassVar[tuple[type, ...]] = (Compositional,)
     state_type: ClassVar[type] = CompositionState
 
-    participants: Annotated[int, Ge(1)] | None = option(None, "clients that take part in a round  [default: all]")
-    batch: Annotated[int, Ge(1)] | None = option(None, "samples (views) in a local gradient  [default: all]")
     inner_batch: Annotated[int, Ge(1)] | None = option(None, "samples of the inner map  [default: as many as --batch]")
-    local_steps: Annotated[int, Ge(1)] = option(5, "steps that a client takes in a round")
     rate: Annotated[float, Gt(0)] | None = option(
         None, "size of the first step, before any decay  [default: 0.05; adamfcgd: 0.05 of --matrix-floor]"
     )
@@ -65,16 +62,12 @@ class CompositionSteps:
 
 
 @dataclass(frozen=True)
-class DecayedSteps(CompositionSteps):
+class DecayedSteps(Decay, CompositionSteps):
     """A method with steps of one size in a round, ``eta_k`` in round k."""
-
-    step_decay: Annotated[float, Gt(0)] | None = option(
-        None, "k0 in gamma_k = gamma / (1 + k/k0)  [default: constant step]", metavar="K0"
-    )
 
     def eta(self, fed: Federation) -> float:
         """``rate / (1 + k/k0)``, k counted from 0."""
-        return decay(self.first_rate, self.step_decay, fed)
+        return self.decayed(self.first_rate, fed)
 
 
 @dataclass(frozen=True)
@@ -118,11 +111,6 @@ def clipped(value: Array, radius: float | None) -> Array:
         return value
     size = norm(value)
     return value if size <= radius else value * (radius / size)
-
-
-def norm(value: Array) -> float:
-    """The Euclidean (Frobenius) norm."""
-    return math.sqrt(float((value * value).sum()))
 
 
 def paired(change: Array, slope: Array) -> Array:

@@ -44,7 +44,20 @@ class Repetition:
 
 
 @dataclass(frozen=True)
-class GradientSteps(Batches, Sampling):
+class Decay:
+    """A method whose steps may shrink from round to round."""
+
+    step_decay: Annotated[float, Gt(0)] | None = option(
+        None, "k0 in gamma_k = gamma / (1 + k/k0)  [default: constant step]", metavar="K0"
+    )
+
+    def decayed(self, step: float, fed: Federation) -> float:
+        """``gamma_k`` of this round, from ``gamma_0``."""
+        return decay(step, self.step_decay, fed)
+
+
+@dataclass(frozen=True)
+class GradientSteps(Decay, Batches, Sampling):
     """A method whose clients take gradient steps of one size, ``gamma_k`` in round k."""
 
     step: str = option(
@@ -52,9 +65,6 @@ class GradientSteps(Batches, Sampling):
         "step size gamma: a number, or one over L such as 1.9/L, L the gradient's Lipschitz constant (||A||^2 for CT), "
         "which the clients estimate; auto: 1/L; it converges below 2/L",
         metavar="auto|FLOAT|FLOAT/L",
-    )
-    step_decay: Annotated[float, Gt(0)] | None = option(
-        None, "k0 in gamma_k = gamma / (1 + k/k0)  [default: constant step]", metavar="K0"
     )
 
     def __post_init__(self) -> None:
@@ -68,10 +78,6 @@ class GradientSteps(Batches, Sampling):
         """
         partial = self.participants is not None and self.participants < fed.num_clients
         return step_size(self.step, fed, start, each=each or partial)
-
-    def decayed(self, step: float, fed: Federation) -> float:
-        """``gamma_k`` of this round, from ``gamma_0``."""
-        return decay(step, self.step_decay, fed)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,15 @@ class QsgdMessage:
             self.formats[format_of(segment[num_norm_bytes:])] += 1
         return segment
 
+    def decoded(self) -> NDArray[np.float64]:
+        """What the receivers of all segments add up to: ``(norm / s) * level``, flattened, whatever the format."""
+        from hpcfed.compressors import packing
+
+        values = np.zeros(self.levels.size)
+        coefficients = self.norms.astype(np.float64) / self.num_levels
+        packing.accumulate(self.levels, coefficients, self.layout.length, self.layout.inner, 0, values)
+        return values
+
     @cached_property
     def _bits(self) -> NDArray[np.int64]:
         from hpcfed.compressors import elias

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Gt, Lt
+from annotated_types import Ge, Gt, Lt
 from numpy.typing import NDArray
 
 from hpcfed.errors import DataError
@@ -19,6 +19,21 @@ logger = logging.getLogger(__name__)
 
 Indices = NDArray[np.int64]
 Fraction = Annotated[float, Gt(0), Lt(1)]
+
+
+@dataclass(frozen=True)
+class DealingOptions:
+    """Options of a workload that deals samples to clients."""
+
+    partition: Literal["iid", "dirichlet", "shards", "quantity"] = option("iid", "how samples are dealt to clients")
+    alpha: Annotated[float, Gt(0)] = option(0.5, "concentration of --partition dirichlet and quantity; small: uneven")
+    shards: Annotated[int, Ge(1)] = option(2, "shards of sorted labels for each client of --partition shards")
+
+    def deal(self, labels: NDArray[Any], num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """The rows of each client (`hpcfed.data.partitions.deal`)."""
+        from hpcfed.data import partitions
+
+        return partitions.deal(self.partition, labels, num_clients, rng, alpha=self.alpha, shards=self.shards)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +57,9 @@ class Split:
 
 
 @dataclass(frozen=True)
-class SplitOptions:
+class SplitOptions(DealingOptions):
     """Options of a workload that holds samples out and deals the rest; a client validates with a part of its own."""
 
-    partition: Literal["iid", "dirichlet", "shards", "quantity"] = option("iid", "how samples are dealt to clients")
-    alpha: Annotated[float, Gt(0)] = option(0.5, "concentration of --partition dirichlet and quantity; small: uneven")
-    shards: Annotated[int, Gt(0)] = option(2, "shards of sorted labels for each client of --partition shards")
     test_fraction: Fraction = option(0.1, "part of the samples that is held out for the test")
     validation_fraction: Fraction = option(
         0.3, "part of each client's samples that the upper level sees, not the lower"
@@ -81,9 +93,7 @@ class SplitOptions:
                 "none for the clients"
             )
         rest = np.sort(order[held_out:])
-        parts = partitions.deal(
-            self.partition, labels[rest], fed.num_clients, rng, alpha=self.alpha, shards=self.shards
-        )
+        parts = self.deal(labels[rest], fed.num_clients, rng)
         train, validation = [], []
         for client, part in enumerate(parts):
             if len(part) < 2:

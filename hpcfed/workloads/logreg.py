@@ -7,18 +7,21 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 from numpy.typing import NDArray
 
 from hpcfed.capabilities import BoundedCurvature, LinearComposite, Proximal, Smooth
+from hpcfed.data.splits import DealingOptions
 from hpcfed.errors import DataError
 from hpcfed.federation import Federation
 from hpcfed.options import option
 from hpcfed.streams import Purpose
-from hpcfed.workloads import logreg_reference
+
+if TYPE_CHECKING:
+    from hpcfed.workloads.logreg_reference import Reference
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class LogReg:
+class LogReg(DealingOptions):
     """Classify with a sparse linear model whose weights agree along a graph of the features.
 
     Minimizes ``1/n sum_j log(1 + exp(-b_j s_j^T x)) + mu1/2 |x|^2 + mu2 |B x|_1``, ``B = [G; I]`` (problem (24) of Zhu,
@@ -53,9 +56,6 @@ class LogReg:
     test: str | None = option(None, "test file  [default: --test-fraction of the training file]", metavar="FILE")
     test_fraction: Annotated[float, Gt(0), Lt(1)] = option(0.2, "part of the samples held out where there is no --test")
     features: Annotated[int, Ge(1)] | None = option(None, "number of features  [default: the largest index]")
-    partition: Literal["iid", "dirichlet", "shards", "quantity"] = option("iid", "how samples are dealt to clients")
-    alpha: Annotated[float, Gt(0)] = option(0.5, "concentration of --partition dirichlet and quantity; small: uneven")
-    shards: Annotated[int, Ge(1)] = option(2, "shards of sorted labels for each client of --partition shards")
     mu1: Annotated[float, Ge(0)] = option(1e-5, "weight of the ridge")
     mu2: Annotated[float, Ge(0)] = option(1e-5, "weight of |Bx|_1")
     B: Literal["graph", "identity"] = option("graph", "graph: B = [G; I]; identity: the plain l1 norm")
@@ -86,10 +86,12 @@ class LogReg:
         regularizer = SparseL1(self.mu2, None if self.B == "identity" else matrix)
         reference = None
         if self.reference:
+            from hpcfed.workloads import logreg_reference
+
             objective = logreg_reference.Objective(train[0], train[1], matrix, self.mu1, self.mu2)
             reference = fed.once(lambda: logreg_reference.cached(objective))
         stream = fed.streams.generator(Purpose.SPLIT)
-        dealt = partitions.deal(self.partition, train[1], fed.num_clients, stream, alpha=self.alpha, shards=self.shards)
+        dealt = self.deal(train[1], fed.num_clients, stream)
         logger.info("what each client holds:\n%s", partitions.describe(dealt, train[1]))
         total = len(train[1])
 
@@ -196,7 +198,7 @@ class LogRegProblem:
     edges: NDArray[np.int64]
     holdings: NDArray[np.int64]
     classes: Vector
-    reference: logreg_reference.Reference | None
+    reference: Reference | None
 
     def start(self) -> Vector:
         return np.zeros(self.num_features)
