@@ -7,9 +7,12 @@ is read. A protocol's methods are called on one client's own data.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from hpcfed.privacy.engine import NoisySteps
 
 Array = Any  # a NumPy array on a CPU, a torch tensor on a GPU or where autograd is needed
 
@@ -111,6 +114,33 @@ class Bilevel(Protocol):
 
     def lower_cross_product(self, x: Array, y: Array, sample: Any, v: Array) -> Array:
         """``(D_xy g_i) v``, the gradient in x of ``(D_y g_i)^T v``, of the size of x."""
+
+
+@runtime_checkable
+class Records(Protocol):
+    """A client with private records and public ones, and a loss that has a gradient at every single one.
+
+    What it says of itself is public knowledge: numbers of records, and bounds that hold for whatever private records
+    it might have.
+
+    Attributes
+    ----------
+    loss : the loss's name (`hpcfed.privacy.certify`).
+    smoothness : L, a bound of the gradients' Lipschitz constants over all private and public records.
+    num_private, num_public : numbers of records.
+    regularizer : ``psi`` with ``value(x)`` and ``prox(x, weight)``, as for `Proximal`.
+    """
+
+    loss: str
+    smoothness: float
+    num_private: int
+    num_public: int
+    regularizer: Any
+
+    def noisy_pass(
+        self, x: Array, part: Literal["private", "public"], order: Array, steps: NoisySteps, rng: np.random.Generator
+    ) -> Array:
+        """The iterate after steps on the records ``order`` of a part, one batch after another; ``x`` is not changed."""
 
 
 @runtime_checkable
