@@ -13,7 +13,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -151,7 +151,7 @@ class Commands(click.Group):
     """The fixed commands and one for each workload, whose options are found when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*registry.WORKLOADS, *super().list_commands(ctx)]
+        return list(dict.fromkeys([*registry.WORKLOADS, *super().list_commands(ctx)]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in registry.WORKLOADS:
@@ -162,6 +162,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, rest = args[0], args[1:]
+        if name == "private" and rest[:1] and rest[0] in privacy_commands.private.commands:
+            return name, privacy_commands.private, rest
         if name in registry.WORKLOADS or ":" in name:
             return name, _workload_command(name, rest), rest
         if name == "run" and rest and not rest[0].startswith("-"):
@@ -277,7 +279,7 @@ def resume(directory: str, rounds: int | None, groups: int | None) -> None:
     if rounds is not None and rounds != configuration.run.rounds:
         if rounds < done:
             raise ConfigError(f"--rounds {rounds}: {folder.path} has done {done} already: ask for more")
-        configuration = replace(configuration, run=replace(configuration.run, rounds=rounds))
+        configuration = config.assemble({"rounds": rounds}, config.read_toml(folder.config), str(folder.config))
     elif folder.finished and result.is_whole(folder.result):
         click.echo(f"{folder.path} is finished: {done} rounds; hpcfed resume {folder.path} --rounds N goes further")
         return

@@ -28,7 +28,7 @@ from hpcfed.run_folder import RunFolder
 from hpcfed.study import Member, Study, folder_name, read_seeds, read_tables
 from hpcfed.summary import aligned
 
-COLUMNS = ("objective", "relative_error", "psnr", "ssim", "test_accuracy", "test_loss", "paper_bits_up")
+COLUMNS = ("objective", "excess_risk", "relative_error", "psnr", "ssim", "test_accuracy", "test_loss", "paper_bits_up")
 
 
 def read(path: Path, folder: Path) -> Comparison:

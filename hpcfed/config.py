@@ -175,6 +175,9 @@ def assemble(given: Mapping[str, Any], file: Mapping[str, Any] | None = None, so
             f"--{key.replace('_', '-')} is not an option of {names['workload']} with {names['algorithm']} and "
             f"{names['compressor']}: see hpcfed {names['workload']} --help"
         )
+    settled = getattr(parts["algorithm"], "settled", None)
+    if settled is not None:
+        parts["algorithm"] = settled(parts["run"])
     config = RunConfig(parts["run"], *(Part(names[section], parts[section]) for section in SECTIONS))
     _refuse_contradictions(config)
     for values in candidates(config):

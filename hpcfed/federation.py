@@ -17,6 +17,7 @@ import numpy as np
 from hpcfed import devices, exchange
 from hpcfed.communicator import Communicator, SerialCommunicator, together
 from hpcfed.errors import everywhere, portable
+from hpcfed.journal import Journal
 from hpcfed.ledger import Ledger
 from hpcfed.routes import Routes
 from hpcfed.streams import Purpose, Streams
@@ -66,6 +67,7 @@ class Federation:
     device : where this rank's clients compute.
     routes : chooses the way that quantized messages go.
     residuals : this round's `hpcfed.feedback.Residuals` under error feedback, None without it.
+    journal : the run's journal, for `note`.
     """
 
     num_clients: int
@@ -79,6 +81,7 @@ class Federation:
     ledger: Ledger = field(default_factory=Ledger)
     routes: Routes = field(default_factory=Routes)
     residuals: Any = None
+    journal: Journal = field(default_factory=Journal)
     round: int = 0
     cohort: tuple[int, ...] = ()
     _calls: Iterator[int] = field(default_factory=itertools.count)
@@ -249,3 +252,16 @@ class Federation:
         if is_array:
             return self.communicator.broadcast_array(result)  # type: ignore[return-value]
         return self.communicator.broadcast(result)  # type: ignore[no-any-return]
+
+    def note(self, entry: Mapping[str, Any], since: int) -> list[dict[str, Any]]:
+        """Enter something into the run's journal, before it happens; the entries from number ``since`` on.
+
+        What is noted survives a crash: the entries are those of all attempts at this run, in the order of their
+        writing. Every rank must call it, with the same entry.
+        """
+
+        def write() -> list[dict[str, Any]]:
+            self.journal.add(entry)
+            return self.journal.entries[since:]
+
+        return self.once(write)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from hpcfed.capabilities import Array
@@ -17,6 +18,10 @@ class Algorithm(Protocol):
     needs : the capabilities that every client must have.
     state_type : the frozen dataclass that `init` and `round` return. Its `PerClient` fields live with their clients,
         all other fields (arrays, numbers, nested dataclasses) are replicated; checkpoints need no other declaration.
+
+    It may have two more methods. ``settled(run)`` returns the method with what depends on the options of the run
+    filled in, and refuses those that it cannot do with. ``report(state, fed)``, called on every rank when the last
+    round is done, returns a `Report`.
     """
 
     needs: ClassVar[tuple[type, ...]]
@@ -33,6 +38,22 @@ class Algorithm(Protocol):
 
     def outputs(self, state: Any) -> Mapping[str, Array]:
         """What else belongs in ``result.h5``, such as dual variables."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a method says of a finished run beyond its solution.
+
+    Attributes
+    ----------
+    text : for the terminal.
+    files : texts for the run folder, by file name.
+    arrays : datasets for ``result.h5``.
+    """
+
+    text: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
 class Compressor(Protocol):

@@ -14,7 +14,7 @@ from hpcfed.run_folder import RunFolder
 # In a log, one line at most every this many seconds.
 LOG_SECONDS = 10.0
 # What the progress line shows, where a workload has it.
-SHOWN = ("objective", "relative_error", "psnr", "test_accuracy", "relative_change")
+SHOWN = ("objective", "excess_risk", "relative_error", "psnr", "test_accuracy", "relative_change")
 
 
 class Progress(Protocol):

@@ -35,6 +35,13 @@ ALGORITHMS = {
     "localscgd": "hpcfed.algorithms.localscgd:LocalScgd",
     "localscgdm": "hpcfed.algorithms.localscgdm:LocalScgdm",
     "fednest-comp": "hpcfed.algorithms.fednest_comp:FedNestComp",
+    "dp-shuffle": "hpcfed.algorithms.dp_shuffle:DpShuffle",
+    "priv-pub": "hpcfed.algorithms.priv_pub:PrivPub",
+    "pub-priv": "hpcfed.algorithms.pub_priv:PubPriv",
+    "interleaved": "hpcfed.algorithms.interleaved:Interleaved",
+    "public-only": "hpcfed.algorithms.public_only:PublicOnly",
+    "plain": "hpcfed.algorithms.plain:Plain",
+    "dp-sgd": "hpcfed.algorithms.dp_sgd:DpSgd",
 }
 
 WORKLOADS = {
@@ -44,6 +51,7 @@ WORKLOADS = {
     "maml": "hpcfed.workloads.maml:Maml",
     "hyperopt": "hpcfed.workloads.hyperopt:Hyperopt",
     "prune": "hpcfed.workloads.prune:Prune",
+    "private": "hpcfed.workloads.private:Private",
 }
 
 COMPRESSORS = {

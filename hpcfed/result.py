@@ -18,6 +18,7 @@ import numpy as np
 from hpcfed import __version__, devices
 from hpcfed.config import RunConfig
 from hpcfed.errors import DataError
+from hpcfed.protocols import Report
 from hpcfed.run_folder import RunFolder
 
 PACKAGES = ("numpy", "scipy", "h5py", "mpi4py", "numba", "astra-toolbox", "torch")
@@ -29,12 +30,15 @@ def write(
     problem: Any,
     algorithm: Any,
     state: Any,
+    report: Report,
     *,
     command: str,
     ranks: int,
     peak_memory_bytes: int,
 ) -> None:
-    """Write the solution, the algorithm's other outputs, the history and the provenance, all or nothing."""
+    """Write the solution, the algorithm's other outputs and report, the history and the provenance, all or nothing."""
+    for name, text in report.files.items():
+        (folder.path / name).write_text(text, encoding="utf-8")
     temporary = folder.result.with_suffix(".tmp")
     solution = algorithm.solution(state)
     with h5py.File(str(temporary), "w") as file:
@@ -51,7 +55,7 @@ def write(
         for name, (array, attributes) in problem.results(solution).items():
             dataset = file.create_dataset(name, data=devices.to_host(array))
             dataset.attrs.update(attributes)
-        for name, array in algorithm.outputs(state).items():
+        for name, array in {**algorithm.outputs(state), **report.arrays}.items():
             file.create_dataset(name, data=devices.to_host(array))
         _write_history(file.create_group("history"), folder)
         file.create_group("provenance").attrs.update(

@@ -3,10 +3,12 @@
 ::
 
     config.toml     the complete configuration; hpcfed run DIR/config.toml repeats the run
+    tuning.json     what --tune tried, if it was asked for
     metrics.jsonl   one line a recorded round
     checkpoints/    the last two checkpoints
     result.h5       solution, history, provenance; written last: the mark of a finished run
     *.png           pictures
+    journal.jsonl   what must be known after a crash, of methods that keep a journal
 """
 
 from __future__ import annotations
@@ -40,6 +42,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
 
     @property
     def result(self) -> Path:

@@ -21,8 +21,10 @@ from hpcfed.config import Part, RunConfig
 from hpcfed.errors import ConfigError, DivergedError, HpcfedError, Interrupted
 from hpcfed.federation import Federation
 from hpcfed.feedback import ErrorFeedback
+from hpcfed.journal import Journal
 from hpcfed.ledger import Ledger
 from hpcfed.lipschitz import norm
+from hpcfed.protocols import Report
 from hpcfed.run_folder import RunFolder
 from hpcfed.streams import Streams
 
@@ -137,6 +139,7 @@ class _Execution:
             sum_order=config.run.sum_order,
             device=self._device(config.run.device),
             ledger=self.ledger,
+            journal=Journal(self.run.folder.journal),
         )
 
     def _device(self, requested: str) -> devices.Device:
@@ -201,10 +204,13 @@ class _Execution:
         finally:
             records.close()
             progress.close()
+        report = algorithm.report(state, fed.at(run.rounds)) if hasattr(algorithm, "report") else Report()
         memory = max(self.communicator.gather(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
         if speaks:
             facts = {"command": self.run.command, "ranks": self.communicator.size, "peak_memory_bytes": memory}
-            result.write(folder, self.run.config, problem, algorithm, state, **facts)
+            result.write(folder, self.run.config, problem, algorithm, state, report, **facts)
+            if report.text:
+                logger.info("%s", report.text)
             if self.run.pictures and self.run.config.workload.options.pictures:
                 _draw(folder)
         self.communicator.wait()

@@ -9,7 +9,7 @@ from hpcfed import checkpoint, config, registry, result
 from hpcfed.recorder import clock
 from hpcfed.run_folder import RunFolder
 
-CLOSING = ("objective", "psnr", "ssim", "test_accuracy")
+CLOSING = ("objective", "excess_risk", "relative_error", "psnr", "ssim", "test_accuracy")
 
 
 def facts(folder: RunFolder) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from hpcfed.capabilities import (
     BoundedCurvature,
     LinearComposite,
     Proximal,
+    Records,
     Regularizer,
     Smooth,
     explain_missing,
@@ -37,6 +38,7 @@ SMALL = {
     "maml": {"clients": 3, "hidden": (5,)},
     "hyperopt": {"clients": 3, "hidden": 3},
     "prune": {"clients": 2, "data": ("digits",), "model": "small"},
+    "private": {"clients": 3, "records": 30, "public_records": 20, "dimension": 4},
     "toy:Quadratics": {"size": 30, "mu": 0.1},
     "bilevel_problems:Quadratics": {"clients": 3},
     "composition_problems:AffineQuadratics": {"clients": 3},
@@ -77,15 +79,18 @@ OFFERING = {
 
 
 def skip_what_cannot_differ(algorithm, compressor, levels):
-    """The messages of bilevel methods are never rounded."""
-    if Bilevel in registry.load("algorithm", algorithm).needs and (levels or compressor != COMPRESSORS[0]):
+    """The messages of bilevel methods and of those on records are never rounded."""
+    exact = {Bilevel, Records}.intersection(registry.load("algorithm", algorithm).needs)
+    if exact and (levels or compressor != COMPRESSORS[0]):
         pytest.skip("no message of this method may be rounded")
 
 
 def made(algorithm, workload):
-    """The method, with a step where the workload cannot tell one."""
+    """The method, with what it asks of its user, and a step where the workload cannot tell one."""
     method = registry.load("algorithm", algorithm)()
     options = {field.name for field in dataclasses.fields(method)}
+    asked = {"clip": 1.0, "epochs": 2}
+    method = dataclasses.replace(method, **{name: asked[name] for name in options & asked.keys()})
     if "step" in options and BoundedCurvature not in registry.load("workload", workload).offers:
         return dataclasses.replace(method, step="0.01")
     return method
@@ -104,7 +109,8 @@ def arrays(value):
         return [part for field in dataclasses.fields(value) for part in arrays(getattr(value, field.name))]
     if isinstance(value, PerClient):
         return [part for own in value.values() for part in arrays(own)]
-    return [] if value is None else [np.asarray(value)]
+    table = [] if value is None else [np.asarray(value)]
+    return [part[name] for part in table for name in part.dtype.names] if table and table[0].dtype.names else table
 
 
 def bits(state):

@@ -14,7 +14,7 @@ from hpcfed import exchange
 from hpcfed.communicator import SerialCommunicator
 from hpcfed.compressors.grid import Grid
 from hpcfed.compressors.qsgd import Qsgd
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, DivergedError
 from hpcfed.exchange import Parcel, combine
 from hpcfed.ledger import TRAFFIC, Ledger
 from hpcfed.routes import Routes
@@ -122,6 +122,18 @@ class TestInOrder:
         for ranks in (2, 3, 5):
             for found, _ in on_ranks(ranks, lambda comm: send(comm, values, compressor)):
                 np.testing.assert_array_equal(found, expected)
+
+    @pytest.mark.parametrize("compressor", [Qsgd(4, "all"), Grid(4)], ids=["qsgd", "grid"])
+    def test_what_one_rank_cannot_round_is_an_error_on_every_rank(self, compressor):
+        values = arrays(range(CLIENTS), 100, np.float32)
+        values[1][3] = np.inf
+
+        def attempt(comm):
+            with pytest.raises(DivergedError, match="block 0 of a message"):
+                send(comm, values, compressor)
+            return comm.gather("here")  # all have left the exchange together
+
+        assert on_ranks(3, attempt) == [["here"] * 3] * 3
 
     def test_the_mean_is_right_to_the_last_place(self):
         """Float64: the error of n additions is at most n eps sum|v|; float32: one rounding of that."""

@@ -17,6 +17,7 @@ from hpcfed.plots.holdings import holdings
 from hpcfed.plots.looks import configuration
 from hpcfed.plots.planes import slices
 from hpcfed.plots.sensitivity import sensitivity
+from hpcfed.plots.sparsity import sparsity
 from hpcfed.run_folder import RunFolder
 
 __all__ = ["PICTURES", "comparison", "convergence", "draw", "sensitivity"]
@@ -27,6 +28,7 @@ PICTURES: dict[str, Callable[[RunFolder, Path], Path]] = {
     "holdings": holdings,
     "losses": losses,
     "adaptation": adaptation,
+    "sparsity": sparsity,
 }
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LABELS = {
     "objective": "objective",
+    "excess_risk": "excess risk",
     "psnr": "PSNR, dB",
     "test_accuracy": "test accuracy",
     "ssim": "SSIM",
@@ -39,9 +40,11 @@ LABELS = {
     "hypergradient_norm": "norm of the hypergradient",
 }
 # Metrics worth seeing against bits and time, too; the others are drawn against rounds only.
-MAIN = ("objective", "psnr", "test_accuracy")
+MAIN = ("objective", "excess_risk", "relative_error", "psnr", "test_accuracy")
 # Metrics that start far above the range that matters.
-FALLING = ("objective", "test_loss", "misfit", "tv")
+FALLING = ("objective", "relative_error", "test_loss", "misfit", "tv")
+# Metrics with something to compare them with: another key of the records, which stays as it is, and what to call it.
+LEVELS = {"excess_risk": ("public_only_risk", "public records alone")}
 # Okabe and Ito's colours, which the colour-blind can tell apart, the strongest first; then the same, dashed.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
@@ -136,6 +139,8 @@ def _draw(curves: Sequence[_Curves], heading: str, path: Path) -> Path:
 
     horizontals = [_Horizontal("round", "round"), *_bits(curves), _time(curves)]
     known = [name for name in LABELS if any(curve.has(name) for curve in curves)]
+    if "excess_risk" in known:  # it is the objective, less its minimum
+        known = [name for name in known if name != "objective"]
     main = [name for name in MAIN if name in known]
     rest = [name for name in known if name not in main and not (name == "tv" and "misfit" in known)]
     if not known:
@@ -191,7 +196,7 @@ def _statistics(histories: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[
     """Mean and standard deviation of several runs' records, at the rounds that all of them have recorded."""
     by_round = [{record["round"]: record for record in history} for history in histories]
     rounds = sorted(set.intersection(*map(set, by_round)))
-    keys = ("round", "paper_bits_up", "seconds.total", *LABELS)
+    keys = ("round", "paper_bits_up", "seconds.total", *LABELS, *(level for level, _ in LEVELS.values()))
     values = np.array([[[_number(run[number], key) for key in keys] for number in rounds] for run in by_round])
     spread = values.std(axis=0, ddof=1) if len(histories) > 1 else np.zeros(values.shape[1:])
 
@@ -228,11 +233,26 @@ def _draw_curves(axes: Axes, metric: str, against: _Horizontal, curves: Sequence
         if curve.deviations:
             spread = _column(curve.deviations, metric)
             axes.fill_between(x, y - spread, y + spread, color=curve.colour, alpha=0.15, linewidth=0)
-    _set_range(axes, np.concatenate([curve.worth_seeing(metric) for curve in curves]))
+    levels = _draw_levels(axes, metric, curves)
+    _set_range(axes, np.concatenate([levels, *(curve.worth_seeing(metric) for curve in curves)]))
     if against.log:
         axes.set_xscale("log", nonpositive="mask")
     axes.set_xlabel(against.label)
     axes.set_ylabel(LABELS[metric])
+
+
+def _draw_levels(axes: Axes, metric: str, curves: Sequence[_Curves]) -> NDArray[np.float64]:
+    """The metric's `LEVELS`, dotted: in black if the runs have the same, in each run's colour otherwise."""
+    key, name = LEVELS.get(metric, ("", ""))
+    known = {curve.colour: float(np.nanmean(curve.column(key))) for curve in curves if curve.has(key)}
+    levels = np.array(list(known.values()))
+    same = levels.size > 0 and bool(np.allclose(levels, levels[0], rtol=1e-9))
+    for colour, level in {COLOURS[-1]: levels[0]}.items() if same else known.items():
+        axes.axhline(level, color=colour, linestyle=":", linewidth=1, zorder=1)
+        axes.annotate(
+            name, (1, level), (0, 2), ("axes fraction", "data"), "offset points", ha="right", va="bottom", fontsize=7
+        )
+    return levels
 
 
 def _add_variation(axes: Axes, curves: Sequence[_Curves]) -> None:

@@ -77,7 +77,7 @@ class Prune(SplitOptions):
         "common_step": 0.1,
         "smoothing": 0.1,
     }
-    pictures: ClassVar[tuple[str, ...]] = ("convergence", "holdings")
+    pictures: ClassVar[tuple[str, ...]] = ("convergence", "holdings", "sparsity")
     compiled: ClassVar[tuple[str, ...]] = ()
 
     clients: Annotated[int, Ge(1)] = option(8, "number of clients N")
