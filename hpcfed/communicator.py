@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,6 +60,12 @@ class Communicator(Protocol):
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """The elementwise sum over ranks, in the order that the MPI library likes."""
 
+    def nodes(self) -> list[int]:
+        """The node of each rank; every rank must call it the first time."""
+
+    def on_node(self) -> Communicator:
+        """The ranks of this rank's node, in rank order; every rank must call it the first time."""
+
     def split(self, sizes: Sequence[int]) -> Communicator | None:
         """This rank's group where the first ``sizes[0]`` ranks are one, the next ``sizes[1]`` another, and so on.
 
@@ -104,6 +111,12 @@ class SerialCommunicator:
 
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
+
+    def nodes(self) -> list[int]:
+        return [0]
+
+    def on_node(self) -> Communicator:
+        return self
 
     def split(self, sizes: Sequence[int]) -> Communicator | None:
         return self if sizes else None
@@ -177,6 +190,21 @@ class MpiCommunicator:
             piece = slice(start, start + self.piece)
             self._comm.Allreduce(source[piece], target[piece], operation)
         return result
+
+    def nodes(self) -> list[int]:
+        return self._nodes
+
+    @cached_property
+    def _nodes(self) -> list[int]:
+        firsts = self.gather(self._node.bcast(self.rank))
+        return [sorted(set(firsts)).index(first) for first in firsts]
+
+    def on_node(self) -> Communicator:
+        return self._on_node
+
+    @cached_property
+    def _on_node(self) -> MpiCommunicator:
+        return MpiCommunicator(self._node, self.local_rank)
 
     def split(self, sizes: Sequence[int]) -> Communicator | None:
         mine = next((group for group, end in enumerate(itertools.accumulate(sizes)) if self.rank < end), None)

@@ -4,8 +4,8 @@ Three ways:
 
 - *in order* (the default): an array is cut into one segment for each rank; each client's segments, compressed or not,
   travel to the ranks that own them, which add them up in client order in float64 and pass the result round. The
-  traffic is that of an Allreduce. Where it is cheaper (`hpcfed.routes`), every rank gets all compressed messages
-  instead and adds them up itself.
+  traffic is that of an Allreduce. Where it is cheaper (`hpcfed.routes`), all compressed messages go to each node, whose
+  ranks are the owners of its own sum, or to each rank, which adds them up itself.
 - *of integers*: clients round to a common grid, so their messages are small integers, whose sums are exact in any
   order: one integer Allreduce.
 - *in any order*: one plain floating-point Allreduce, whose bits depend on the number of ranks and on the MPI library.
@@ -118,7 +118,10 @@ def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape
         message = codec.expected_bytes(shape)
         clients = len(parcel.cohort)
         route = parcel.routes.choose(communicator, codec.route, clients, result.size, message, result.nbytes)
-        (travel.by_gathering if route == "gather" else travel.by_owners)(result)
+        if route == "gather":
+            travel.by_gathering(result)
+        else:
+            travel.by_owners(result, each_node=route == "node")
     if not raw and communicator.size > 1:
         parcel.routes.tell_formats(messages.values(), result.size)
     if ledger.counting:  # the papers' bits of quantized messages take time to count
@@ -146,25 +149,35 @@ class _Travel:
         self.counts = np.bincount(parcel.owners, minlength=parcel.communicator.size).tolist()
         self.sent = self.received = self.mean_bits = 0
 
-    def by_owners(self, result: Array, mean_codec: Any = None) -> None:
-        """Each rank adds up its own segment and passes it round, quantized by ``mean_codec`` if there is one."""
+    def by_owners(self, result: Array, mean_codec: Any = None, each_node: bool = False) -> None:
+        """Each rank adds up its own segment and passes it round, quantized by ``mean_codec`` if there is one.
+
+        For ``each_node`` the result is made on every node, and its segments are passed round among its ranks alone.
+        """
         communicator = self.parcel.communicator
+        group = communicator.on_node() if each_node else communicator
+        crowds = communicator.gather((group.size, group.rank)) if each_node else _one_crowd(communicator.size)
         part = ALIGNMENT
         if mean_codec is not None:
             part = min(max(ALIGNMENT * (result.size // (64 * ALIGNMENT)), SMALLEST_PART), LARGEST_PART)
         step = part * max(ELEMENTS_A_PASS // (part * max(self.counts)), communicator.size)
         for first in range(0, result.size, step):
             last = min(first + step, result.size)
-            cuts = _cuts(first, last, communicator.size, part)
-            start, stop = cuts[communicator.rank], cuts[communicator.rank + 1]
-            outgoing = [self._segments(*cut) for cut in itertools.pairwise(cuts)]
+            cuts = _cuts(first, last, group.size, part)
+            start, stop = cuts[group.rank], cuts[group.rank + 1]
+            segments = {
+                (size, place): self._segments(*cut)
+                for size in {size for size, _ in crowds}
+                for place, cut in enumerate(itertools.pairwise(_cuts(first, last, size, part)))
+            }
+            outgoing = [segments[crowd] for crowd in crowds]
             sizes = self._sizes_from_all(outgoing, start, stop)
             received = communicator.exchange(outgoing, [sum(each) for each in sizes])
             total = np.empty(stop - start, self.dtype)
             self._add_up(received, sizes, start, stop, total)
             if mean_codec is None:
-                communicator.join(total, np.diff(cuts).tolist(), result[first:last])
-                self.received += (last - first) * result.itemsize
+                group.join(total, np.diff(cuts).tolist(), result[first:last])
+                self.received += (last - first) * result.itemsize + each_node * sum(each.size for each in received)
                 self.mean_bits += 32 * (last - first)
             else:
                 self._pass_round_quantized(mean_codec, total, cuts, part, result)
@@ -254,6 +267,11 @@ class _Travel:
                 result[start:stop] = total
                 place += length
         self.received += sum(segments.size for segments in received)
+
+
+def _one_crowd(size: int) -> list[tuple[int, int]]:
+    """For each rank, how many own a part of the same result, and the rank's place among them."""
+    return [(size, place) for place in range(size)]
 
 
 def _pieces(start: int, stop: int) -> list[tuple[int, int]]:

@@ -2,10 +2,12 @@
 
 - ``owners``: the messages' segments go to the ranks that own them, which decode and add them and pass the mean round.
   Each message is decoded once, but the way back is not compressed, unless the mean is quantized anew.
+- ``node``: every node receives all messages, and its ranks are the owners of its own mean. Nothing leaves a node as a
+  float; each message is decoded once a node.
 - ``gather``: every rank receives all messages whole and decodes them itself. Nothing is sent as a float, and with few
   ranks that outweighs the decoding.
 
-Both add in client order in float64, so they give the same bits, and the choice may depend on what was measured.
+All add in client order in float64, so they give the same bits, and the choice may depend on what was measured.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ class Routes:
     def choose(
         self, communicator: Communicator, wanted: str, clients: int, elements: int, message: float, mean: int
     ) -> str:
-        """``"owners"`` or ``"gather"``, the same on every rank.
+        """``"owners"``, ``"node"`` or ``"gather"``, the same on every rank.
 
         Parameters
         ----------
-        wanted : one of the two, or ``"auto"``.
+        wanted : one of them, or ``"auto"``.
         clients : number of messages.
         elements, message : values, and estimated bytes, of one of them.
         mean : bytes of the mean that owners pass round.
@@ -61,6 +63,12 @@ class Routes:
             "owners": 2 * CALL + remote * (message * clients / ranks + mean) / speed + decoding / ranks,
             "gather": CALL + remote * message * clients / speed + decoding,
         }
+        nodes = len(set(communicator.nodes()))
+        if 1 < nodes < ranks:
+            crowd = ranks / nodes
+            sent = (nodes - 1) * message * clients / ranks
+            joined = (crowd - 1) / crowd * mean
+            estimates["node"] = 2 * CALL + sent / speed + joined / SHARED_MEMORY + decoding / crowd
         chosen = min(estimates, key=lambda name: estimates[name])
         if (chosen, clients, elements) not in self._chosen:
             self._chosen.add((chosen, clients, elements))

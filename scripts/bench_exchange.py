@@ -54,6 +54,7 @@ def compressors(ranks: int) -> dict[str, dict[str, object]]:
         "qsgd s=1": {"compressor": Qsgd(quantize=1, block=BLOCK)},
         "qsgd s=20": {"compressor": Qsgd(quantize=20, block=BLOCK)},
         "qsgd s=20 by owners": {"compressor": Qsgd(quantize=20, block=BLOCK, route="owners")},
+        "qsgd s=20 on each node": {"compressor": Qsgd(quantize=20, block=BLOCK, route="node")},
         "qsgd s=20 by gathering": {"compressor": Qsgd(quantize=20, block=BLOCK, route="gather")},
         "qsgd s=20 down s=20": {"compressor": Qsgd(quantize=20, block=BLOCK, quantize_down=20)},
         "qsgd s=1000": {"compressor": Qsgd(quantize=1000, block=BLOCK)},

@@ -38,10 +38,14 @@ class Board:
 
 
 class ThreadCommunicator:
-    """A rank that is a thread. Values are pickled and arrays copied, as on their way to another process."""
+    """A rank that is a thread. Values are pickled and arrays copied, as on their way to another process.
 
-    def __init__(self, board, rank):
+    ``nodes`` says on which node each rank is; all are on one by default.
+    """
+
+    def __init__(self, board, rank, nodes=None):
         self._board = board
+        self._nodes = nodes or [0] * len(board.slots)
         self.rank = self.local_rank = rank
         self.size = self.local_size = len(board.slots)
 
@@ -75,6 +79,14 @@ class ThreadCommunicator:
             total += each
         return total
 
+    def nodes(self):
+        return self._nodes
+
+    def on_node(self):
+        mine = [rank for rank, node in enumerate(self._nodes) if node == self._nodes[self.rank]]
+        boards = self._board.swap(self.rank, Board(len(mine)))
+        return ThreadCommunicator(boards[mine[0]], mine.index(self.rank))
+
     def split(self, sizes):
         ends = list(itertools.accumulate(sizes))
         boards = self._board.swap(self.rank, [Board(size) for size in sizes])[0]
@@ -100,13 +112,13 @@ class ThreadCommunicator:
         self._board.barrier.abort()
 
 
-def on_ranks(size, function):
+def on_ranks(size, function, nodes=None):
     """What ``function(communicator)`` returns on each of ``size`` simulated ranks; the error of one ends all."""
     board = Board(size)
 
     def one(rank):
         try:
-            return function(ThreadCommunicator(board, rank))
+            return function(ThreadCommunicator(board, rank, nodes))
         except BaseException as error:
             board.barrier.abort()
             return error
@@ -126,6 +138,9 @@ def contract(comm):
     """What every communicator must do; called on all ranks."""
     ranks = range(comm.size)
     assert comm.gather({"rank": comm.rank}) == [{"rank": rank} for rank in ranks]
+    assert comm.nodes() == [0] * comm.size
+    node = comm.on_node()
+    assert (node.rank, node.size, node.gather(comm.rank)) == (comm.rank, comm.size, list(ranks))
     for root in ranks:
         assert comm.broadcast(("from", comm.rank), root) == ("from", root)
     for dtype, shape in itertools.product((np.int8, np.int32, np.int64, np.float32, np.float64), ((), (0,), (2, 3))):

@@ -104,10 +104,10 @@ class Qsgd:
         "how levels travel: fast (few bits, in a fraction of the others' time), fixed (as many bits each), elias (the "
         "codes of the QSGD paper), entropy (fewest bits, slowest), auto (whichever is shortest)",
     )
-    route: Literal["auto", "owners", "gather"] = option(
+    route: Literal["auto", "owners", "node", "gather"] = option(
         "auto",
-        "way of quantized messages: owners: to the ranks that add up a segment each; gather: to all ranks; "
-        "auto: the faster one by an estimate",
+        "way of quantized messages: owners: to the ranks that add up a segment each; node: the same on every node; "
+        "gather: to all ranks; auto: the fastest by an estimate",
     )
     quantize_down: Annotated[int, Ge(0), Le(MAX_LEVELS)] = option(
         0, "levels of the mean on its way back from the owners; 0: not rounded"
@@ -115,8 +115,8 @@ class Qsgd:
 
     def __post_init__(self) -> None:
         check_options("qsgd", self.quantize, self.block)
-        if self.quantize_down and self.route == "gather":
-            raise ConfigError("--quantize-down rounds the mean that owners send back: --route gather has none")
+        if self.quantize_down and self.route in ("node", "gather"):
+            raise ConfigError(f"--quantize-down rounds the mean that owners send back: --route {self.route} has none")
 
     def for_mean(self) -> Qsgd:
         """The quantizer of the parts of a mean on its way back."""
