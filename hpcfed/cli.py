@@ -190,7 +190,10 @@ def _workload_command(name: str, args: list[str]) -> click.Command:
     def action(**given: Any) -> None:
         _start(config.assemble({"workload": name, **given}))
 
-    return flags.workload_command(name, args, action)
+    command = flags.workload_command(name, args, action)
+    if name == "private":
+        command.epilog = "See also: hpcfed private budget --help, hpcfed private audit --help."
+    return command
 
 
 def _run_command(args: list[str]) -> click.Command:

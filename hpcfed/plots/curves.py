@@ -113,20 +113,20 @@ def convergence(folders: Sequence[RunFolder], path: Path) -> Path:
 def comparison(groups: Mapping[str, Sequence[RunFolder]], path: Path) -> Path:
     """Draw how groups of runs converge, as `convergence` does: each one's mean, and a standard deviation about it.
 
-    Rounds that some run of a group has not recorded are left out; groups without records are, too.
+    Rounds that some run of a group has not recorded are left out; groups without records are, too. Of names such as
+    ``fedavg, 20 levels`` what is before the first comma says the colour, what is after it the dashes.
 
     Raises
     ------
     DataError
         If no group has a recorded metric that is a number.
     """
+    recorded = {name: [found for folder in folders if (found := folder.history())] for name, folders in groups.items()}
+    recorded = {name: histories for name, histories in recorded.items() if histories}
     curves: list[_Curves] = []
-    for name, folders in groups.items():
-        histories = [history for folder in folders if (history := folder.history())]
-        if histories:
-            place = len(curves)
-            records, deviations = _statistics(histories)
-            curves.append(_Curves(name, *_looks(place), records, deviations if len(histories) > 1 else ()))
+    for (name, histories), looks in zip(recorded.items(), _looks_by_name(list(recorded)), strict=True):
+        records, deviations = _statistics(histories)
+        curves.append(_Curves(name, *looks, records, deviations if len(histories) > 1 else ()))
     return _draw(curves, "", path)
 
 
@@ -190,6 +190,17 @@ def _curves(folders: Sequence[RunFolder]) -> list[_Curves]:
 def _looks(place: int) -> tuple[str, str]:
     """Colour and dash of a curve by its place."""
     return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
+
+
+def _looks_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Colours by what is before the names' first commas, dashes by the rest; by place if that tells them not apart."""
+    parts = [name.partition(", ") for name in names]
+    colours = list(dict.fromkeys(first for first, _, _ in parts))
+    dashes = list(dict.fromkeys(rest for _, _, rest in parts if rest))
+    if len(colours) > len(COLOURS) or len(dashes) > len(DASHES):
+        return [_looks(place) for place in range(len(names))]
+    looks = [(COLOURS[colours.index(first)], DASHES[dashes.index(rest) if rest else 0]) for first, _, rest in parts]
+    return looks if len(set(looks)) == len(looks) else [_looks(place) for place in range(len(names))]
 
 
 def _statistics(histories: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

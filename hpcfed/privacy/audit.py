@@ -5,7 +5,8 @@ public gradients are zero, there is no penalty. In this game the accountant's cl
 implementation with less noise, without clipping, or with noise in the wrong places loses more than it claims. Two tests
 of the noise itself complete it: they see what the game is blind to.
 
-The mechanism is any `Mechanism`; `Simulated` is the shuffled gradient step, with faults to plant.
+The mechanism is any `Mechanism`: `hpcfed.privacy.audited.Compiled` is what runs do, `Simulated` the same with faults to
+plant.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _budget_text(facts: dict[str, Any]) -> str:
 @click.option("--epochs", type=int, default=20, show_default=True)
 @click.option("--public-steps", type=int, default=15, show_default=True, help="Of an epoch of interleaved.")
 @click.option("--runs", type=int, default=8000, show_default=True, help="Of each of the two worlds.")
-@click.option("--fault", type=str, help="Plant a fault, which should be found; all: each in turn.")
+@click.option("--fault", type=str, help="Plant a fault in a simulation of the steps, to be found; all: each in turn.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def audit(
@@ -184,13 +184,14 @@ def audit(
     seed: int,
     as_json: bool,
 ) -> int:
-    """Play the membership game against the mechanism of an epoch, and test its noise.
+    """Play the membership game against the compiled steps that runs take, and test their noise.
 
     The status is 1 if something contradicts the claim. That nothing does is no proof of privacy.
     """
     import numpy as np
 
-    from hpcfed.privacy.audit import FAULTS, Simulated, audit, calibrated
+    from hpcfed.privacy.audit import FAULTS, audit, calibrated
+    from hpcfed.privacy.audited import Compiled
 
     for name, value, least in (("--epochs", epochs, 1), ("--public-steps", public_steps, 0), ("--seed", seed, 0)):
         if value < least:
@@ -199,7 +200,8 @@ def audit(
     faults = [None, *FAULTS] if fault == "all" else [fault]
     found: dict[str, Audit] = {}
     for planted in faults:
-        mechanism: Simulated = calibrated(epsilon, delta, epochs, public, fault=planted)
+        simulated = calibrated(epsilon, delta, epochs, public, fault=planted)
+        mechanism = simulated if planted else Compiled.like(simulated)
         found[planted or "no fault"] = audit(mechanism, delta, runs, np.random.default_rng(seed))
     if as_json:
         click.echo(json.dumps({name: each.facts() for name, each in found.items()}, allow_nan=False))
