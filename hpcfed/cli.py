@@ -19,7 +19,8 @@ from typing import Any, NoReturn, Protocol
 
 import click
 
-from hpcfed import __version__, cli_studies, communicator, config, errors, flags, registry, run_folder
+from hpcfed import __version__, cli_cluster, cli_studies, communicator, config, errors, flags, registry, run_folder
+from hpcfed.cluster import launcher
 from hpcfed.communicator import Communicator, SerialCommunicator
 from hpcfed.errors import ConfigError, HpcfedError
 from hpcfed.privacy import commands as privacy_commands
@@ -65,6 +66,8 @@ def main(tuned: Mapping[str, str], args: list[str]) -> NoReturn:
         if world.size > 1 and not everywhere:
             world.abort(status)
     _flush()
+    if world.rank == 0:
+        launcher.tell_status(status)
     sys.exit(status)
 
 
@@ -364,5 +367,11 @@ def doctor() -> None:
     session.start(Examination(dict(session.tuned)))
 
 
-for command in (cli_studies.compare, cli_studies.sweep, privacy_commands.private):
+for command in (
+    cli_studies.compare,
+    cli_studies.sweep,
+    cli_cluster.launch,
+    cli_cluster.submit,
+    privacy_commands.private,
+):
     commands.add_command(command)

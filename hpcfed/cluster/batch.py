@@ -1,0 +1,160 @@
+"""Scripts for SLURM: a job that saves its work before its time is up and goes on until it is done."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcfed.errors import ConfigError, HpcfedError
+
+# Commands that make a folder and, started again, go on with what is in it.
+STUDIES = ("sweep", "compare")
+# Commands that are done at once: nothing to save, nothing to resume.
+SHORT = ("plot", "show", "export", "report", "data", "list", "doctor")
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """A command for SLURM.
+
+    Attributes
+    ----------
+    words : the hpcfed command and its options, without ``--out``.
+    tasks, nodes : ranks, and nodes to spread them on (None: as SLURM likes).
+    time : limit, as SLURM writes it.
+    out : the folder, None for one named after the job.
+    notice : seconds before the time limit at which the ranks are told: enough to end a round and write a checkpoint.
+    array : number of tasks of an array that share a sweep.
+    after : id of a job that must have succeeded first.
+    """
+
+    words: Sequence[str]
+    tasks: int
+    nodes: int | None = None
+    time: str = "1:00:00"
+    notice: int = 120
+    cpus_per_task: int = 1
+    mem_per_cpu: str | None = None
+    gpus_per_task: int | None = None
+    queue: str | None = None
+    account: str | None = None
+    name: str | None = None
+    out: str | None = None
+    array: int | None = None
+    after: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", self.time):
+            raise ConfigError(f"--time {self.time}: give minutes, H:MM:SS or D-HH:MM:SS, such as 4:00:00")
+        if self.array is not None and self.words[0] != "sweep":
+            raise ConfigError(f"--array {self.array} shares the runs of a sweep: {self.words[0]} is one run")
+
+    @property
+    def short_name(self) -> str:
+        """Names the job, its log and its folder."""
+        return self.name or self.words[0].replace(":", "-")
+
+    def script(self, written_by: str) -> str:
+        """The script. ``written_by`` is the command that repeats it."""
+        return "\n".join([*self._head(written_by), *self._options(), "", *self._body()]) + "\n"
+
+    def _head(self, written_by: str) -> list[str]:
+        command = shlex.join(["hpcfed", *self.words])
+        lines = ["#!/bin/bash", f"# {command}, written by", "#", f"#     {written_by}", "#"]
+        if self.words[0] in SHORT:
+            return lines
+        return [
+            *lines,
+            f"# {self.notice} seconds before the time limit SLURM sends USR1 to this shell. The ranks then write a",
+            "# checkpoint and leave with status 75, the job is put back into the queue and goes on from there, until",
+            "# it is done. Further options of the command may follow the script's name.",
+            "#",
+        ]
+
+    def _options(self) -> list[str]:
+        log = "%A-%a" if self.array else "%j"
+        saves = self.words[0] not in SHORT
+        options = {
+            "job-name": f"hpcfed-{self.short_name}",
+            "array": f"1-{self.array}" if self.array else None,
+            "ntasks": self.tasks,
+            "nodes": self.nodes,
+            "cpus-per-task": self.cpus_per_task,
+            "gpus-per-task": self.gpus_per_task,
+            "mem-per-cpu": self.mem_per_cpu,
+            "time": self.time,
+            "partition": self.queue,
+            "account": self.account,
+            "dependency": f"afterok:{self.after}" if self.after else None,
+            "kill-on-invalid-dep": "yes" if self.after else None,
+            "signal": f"B:USR1@{self.notice}" if saves else None,
+            "output": f"hpcfed-{self.short_name}-{log}.log",
+        }
+        lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None]
+        return [*lines, "#SBATCH --requeue", "#SBATCH --open-mode=append"] if saves else lines
+
+    def _body(self) -> list[str]:
+        launch = "hpcfed launch"
+        words = shlex.join(self.words)
+        if self.words[0] in SHORT:
+            return [f'hpcfed {words} "$@"']
+        job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if self.array else "$SLURM_JOB_ID"
+        folder = "$SLURM_ARRAY_JOB_ID" if self.array else "$SLURM_JOB_ID"
+        out = f"out={shlex.quote(self.out) if self.out else f'runs/{self.short_name}-{folder}'}"
+        if self.words[0] == "resume":
+            begin = [f'{launch} {words} "$@" &']
+        elif self.words[0] in STUDIES:
+            part = ' --part "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"' if self.array else ""
+            begin = [out, "", "# The same command begins and goes on.", f'{launch} {words} --out "$out"{part} "$@" &']
+        else:
+            begin = [
+                out,
+                "",
+                'if [ -e "$out/config.toml" ]; then',
+                f'    {launch} resume "$out" &',
+                "else",
+                f'    {launch} {words} --out "$out" "$@" &',
+                "fi",
+            ]
+        return [
+            *begin,
+            "ranks=$!",
+            "",
+            "# USR1 interrupts wait; asked once more after the ranks have gone, wait tells how they ended.",
+            "trap 'kill -USR1 $ranks' USR1",
+            "wait $ranks",
+            "while kill -0 $ranks 2> /dev/null; do",
+            "    wait $ranks",
+            "done",
+            "wait $ranks",
+            "status=$?",
+            "",
+            "# 75: a checkpoint is written and there is more to do.",
+            "if [ $status -eq 75 ]; then",
+            f'    scontrol requeue "{job}"',
+            "fi",
+            "exit $status",
+        ]
+
+
+def submit(script: str) -> str:
+    """Hand a script to SLURM; the id of the job.
+
+    Raises
+    ------
+    ConfigError
+        If there is no ``sbatch`` here.
+    HpcfedError
+        If SLURM refuses the job, with its words.
+    """
+    sbatch = shutil.which("sbatch")
+    if sbatch is None:
+        raise ConfigError("no sbatch is on the PATH: submit from a login node of the cluster, or look with --dry-run")
+    done = subprocess.run([sbatch, "--parsable"], input=script, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise HpcfedError(f"SLURM refuses the job: {' '.join(done.stderr.split())}")
+    return done.stdout.strip().split(";")[0]

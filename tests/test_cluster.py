@@ -1,0 +1,339 @@
+"""Starting ranks by what the machine has, and jobs for SLURM; with the real programs or stand-ins for them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import finish, start
+from test_interruption import ROUNDS, TESTS, TOY, uninterrupted, until  # noqa: F401
+
+from hpcfed import cli_cluster, registry
+from hpcfed.checkpoint import last_round
+from hpcfed.cluster.batch import BatchJob, submit
+from hpcfed.cluster.launcher import Launcher, find
+from hpcfed.errors import ConfigError, HpcfedError
+from hpcfed.result import read_attributes
+
+PROJECT = Path(__file__).resolve().parents[1]
+VERSIONS = {"Open MPI": "mpirun (Open MPI) 5.0.8", "MPICH": "HYDRA build details:", "Intel MPI": "Intel(R) MPI Library"}
+
+
+def program(folder, name, script):
+    """A program of this name in a folder, from the lines of a shell script."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """A folder that is the whole PATH, and no mpirun beside this Python."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
+    return tmp_path, {"PATH": str(tmp_path)}
+
+
+class TestFinding:
+    @pytest.mark.parametrize("kind", VERSIONS)
+    def test_it_knows_the_kinds_of_mpirun(self, bare, kind):
+        folder, environment = bare
+        mpiexec = program(folder, "mpiexec", f"echo '{VERSIONS[kind]}'")
+        assert find(environment) == Launcher(kind, str(mpiexec))
+
+    @pytest.mark.parametrize(
+        ("said", "job", "kind"), [("pmix", "7", "srun"), ("none", "7", "MPICH"), ("pmix", "", "MPICH")]
+    )
+    def test_srun_is_for_allocations_with_pmix(self, bare, said, job, kind):
+        folder, environment = bare
+        program(folder, "mpirun", "echo HYDRA")
+        program(folder, "srun", f"echo MPI plugin types are... {said} >&2")
+        assert find(environment | ({"SLURM_JOB_ID": job} if job else {})).kind == kind
+
+    def test_without_any_it_says_what_to_do(self, bare):
+        with pytest.raises(ConfigError, match="load your cluster's MPI module"):
+            find(bare[1])
+
+    def test_an_unknown_kind_is_named(self, bare):
+        folder, environment = bare
+        program(folder, "mpirun", "echo Homemade 1.0")
+        with pytest.raises(ConfigError, match="no known kind"):
+            find(environment)
+
+
+class TestLine:
+    """What each kind of launcher must be told, as its documentation says."""
+
+    @pytest.mark.parametrize(
+        ("kind", "ranks", "root", "options", "environment"),
+        [
+            ("Open MPI", 2, False, "-n 2 --bind-to none", {}),
+            ("Open MPI", 17, True, "-n 17 --bind-to none --map-by :OVERSUBSCRIBE --allow-run-as-root", {}),
+            ("Open MPI", None, False, "--bind-to none", {}),
+            ("MPICH", 2, True, "-n 2", {}),
+            ("MPICH", 17, False, "-n 17 -bind-to none", {}),
+            ("Intel MPI", 17, False, "-n 17", {"I_MPI_PIN": "0"}),
+            ("srun", 17, True, "--mpi=pmix -n 17", {}),
+            ("srun", None, False, "--mpi=pmix", {}),
+        ],
+    )
+    def test_it_gets_what_it_needs(self, kind, ranks, root, options, environment):
+        line = Launcher(kind, "/x").line(ranks, ["hpcfed", "ct"], cores=2, root=root)
+        assert shlex.join(line.command) == f"/x {options} hpcfed ct"
+        assert line.environment == environment
+
+
+def launch(*words, **environment):
+    return start([sys.executable, "-m", "hpcfed", "launch", *words], PYTHONPATH=TESTS, **environment)
+
+
+@pytest.mark.mpi
+class TestLaunch:
+    def test_it_prints_the_line_and_runs_it(self, tmp_path, uninterrupted):  # noqa: F811
+        done = finish(launch("-n", "3", *TOY, "--out", str(tmp_path / "run")), 60)
+        assert done.status == 0
+        assert re.search(r"mpirun -n 3 .*-m hpcfed toy:Quadratics", done.err)
+        assert read_attributes(tmp_path / "run" / "result.h5")["digest"] == uninterrupted
+
+    def test_the_status_of_a_mistake(self):
+        assert finish(launch("-n", "2", "toy:Quadratics", "--rounds", "0"), 60).status == 2
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+    def test_a_signal_makes_the_ranks_save_and_leave_with_75(self, tmp_path, uninterrupted, number):  # noqa: F811
+        folder = tmp_path / "run"
+        slow = ["--algorithm", "toy:Momentum", "--hurt", "slow"]
+        process = launch("-n", "2", *TOY, *slow, "--out", str(folder))
+        until(lambda: last_round(folder / "checkpoints") >= 2, 60)
+        process.send_signal(number)
+        assert finish(process, 60).status == 75
+        assert 2 <= last_round(folder / "checkpoints") < ROUNDS
+        assert finish(launch("-n", "2", "resume", str(folder)), 60).status == 0
+        assert last_round(folder / "checkpoints") == ROUNDS
+
+    def test_ranks_within_ranks_are_refused(self, mpirun):
+        done = mpirun(2, "launch", "-n", "2", *TOY)
+        assert done.status == 2
+        assert "leave out mpirun" in done.err
+
+
+def test_a_launcher_that_reports_success_alone_is_not_believed(tmp_path):
+    """As mpirun does when it loses the daemon of a node."""
+    program(tmp_path, "mpirun", "case $* in *--version*) echo Open MPI;; esac; exit 0")
+    environment = {"PATH": str(tmp_path), "PYTHONPATH": str(PROJECT)}
+    code = "import sys; sys.executable = '/nowhere/python'; from hpcfed.__main__ import main; main()"
+    done = finish(start([sys.executable, "-c", code, "launch", "ct"], **environment), 60)
+    assert done.status == 1
+    assert "without a word" in done.err
+
+
+# -- jobs for SLURM ----------------------------------------------------------------------------------------------------
+
+
+class TestScripts:
+    @pytest.mark.parametrize("path", sorted(PROJECT.glob("jobs/*.sbatch")), ids=lambda path: path.name)
+    def test_those_in_jobs_are_what_submit_writes(self, path, monkeypatch):
+        monkeypatch.chdir(PROJECT)
+        line = next(line for line in path.read_text().splitlines() if "hpcfed submit" in line)
+        words = shlex.split(line.lstrip("# "))
+        monkeypatch.setattr(sys, "argv", words)
+        written = CliRunner().invoke(cli_cluster.submit, [*words[2:], "--dry-run"], catch_exceptions=False)
+        assert written.output == path.read_text()
+
+    @pytest.mark.parametrize(
+        "job",
+        [
+            BatchJob(["ct"], 17),
+            BatchJob(
+                ["ct", "--phantom", "my file.npy"], 17, nodes=2, time="1-00:00:00", out="runs/my run", gpus_per_task=1
+            ),
+            BatchJob(["sweep", "s.toml"], 1, array=4),
+            BatchJob(["resume", "runs/a b"], 2),
+            BatchJob(["plot", "runs/a"], 1, after="17"),
+        ],
+        ids=lambda job: job.words[0],
+    )
+    def test_bash_can_read_them(self, job):
+        assert subprocess.run(["bash", "-n"], input=job.script("by hand"), text=True, check=False).returncode == 0
+
+    def test_words_with_spaces_stay_whole(self):
+        assert "--phantom 'my file.npy'" in BatchJob(["ct", "--phantom", "my file.npy"], 1).script("")
+
+    def test_what_cannot_be_is_refused(self):
+        with pytest.raises(ConfigError, match="--time soon"):
+            BatchJob(["ct"], 1, time="soon")
+        with pytest.raises(ConfigError, match="--array 4 shares the runs of a sweep"):
+            BatchJob(["ct"], 1, array=4)
+
+    def test_no_option_of_a_run_has_a_name_that_submit_takes(self):
+        taken = {parameter.name for parameter in cli_cluster.submit.params} - {"out", "words"}
+        for kind, table in (("workload", registry.WORKLOADS), ("algorithm", registry.ALGORITHMS)):
+            for name in table:
+                options = {field.name for field in dataclasses.fields(registry.load(kind, name))}
+                assert not options & taken, name
+
+    def test_mistakes_of_the_command_show_before_it_is_submitted(self, hpcfed):
+        for words, said in ((["ct", "--clients", "x"], "--clients x"), (["tc"], "tc cannot be submitted")):
+            done = hpcfed("submit", *words, "--dry-run")
+            assert done.status == 2
+            assert said in done.err
+            assert done.out == ""
+
+    def test_as_many_tasks_as_clients(self, hpcfed):
+        assert "--ntasks=9" in hpcfed("submit", "logreg", "--clients", "9", "--dry-run").out
+
+    def test_slurms_refusal_is_passed_on(self, tmp_path, monkeypatch):
+        program(tmp_path, "sbatch", "echo 'sbatch: error: invalid account' >&2; exit 1")
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        with pytest.raises(HpcfedError, match="invalid account"):
+            submit("#!/bin/bash\n")
+
+
+# -- on a real SLURM ---------------------------------------------------------------------------------------------------
+
+
+LAB = PROJECT.parent / "shared" / "lab" / "slurm_lab.sh"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """A private SLURM of one node; the environment in which its commands work."""
+    if not LAB.is_file():
+        pytest.skip("no script that brings up a private SLURM")
+    folder = tmp_path_factory.mktemp("slurm")
+    environment = {"SLURM_LAB": str(folder / "lab"), "SLURM_LAB_PORT": "27817"}
+    up = subprocess.run(
+        ["bash", str(LAB), "up"], env=os.environ | environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    if up.returncode:
+        pytest.skip(f"SLURM cannot be installed or started here: {up.stderr.strip().splitlines()[-1:]}")
+    try:
+        yield {"SLURM_CONF": str(folder / "lab" / "etc" / "slurm.conf")}
+    finally:
+        subprocess.run(["bash", str(LAB), "down"], env=os.environ | environment, timeout=60, check=False)
+
+
+class Slurm:
+    """Jobs of a private SLURM, in a folder of their own."""
+
+    def __init__(self, environment, folder):
+        self.environment, self.folder = environment, folder
+
+    def ask(self, *command):
+        return subprocess.run(
+            command, env=os.environ | self.environment, cwd=self.folder, capture_output=True, text=True, check=True
+        ).stdout
+
+    def submit(self, *words):
+        """The id of the job that ``hpcfed submit`` makes."""
+        with contextlib.chdir(self.folder):
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+            done = finish(
+                start(
+                    [sys.executable, "-m", "hpcfed", "submit", *words], PYTHONPATH=TESTS, PATH=path, **self.environment
+                ),
+                60,
+            )
+        assert done.status == 0, done.err
+        return re.match(r"job (\d+)", done.out)[1]
+
+    def state(self, job):
+        return re.search(r"JobState=(\w+)", self.ask("scontrol", "show", "job", job))[1]
+
+    def wait(self, job, seconds=150):
+        """The final state of a job."""
+        until(lambda: self.state(job) not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED"), seconds)
+        return self.state(job)
+
+
+@pytest.fixture
+def jobs(slurm, tmp_path):
+    return Slurm(slurm, tmp_path)
+
+
+@pytest.mark.slurm
+class TestSlurm:
+    """The final digest is that of an undisturbed run, whatever the cluster does."""
+
+    def check(self, jobs, job, folder, digest):
+        log = "\n".join(path.read_text() for path in jobs.folder.glob("*.log"))
+        assert jobs.wait(job) == "COMPLETED", log
+        assert read_attributes(jobs.folder / folder / "result.h5")["digest"] == digest
+
+    def test_a_run(self, jobs, uninterrupted):  # noqa: F811
+        job = jobs.submit(*TOY, "--tasks", "2", "--out", "run")
+        self.check(jobs, job, "run", uninterrupted)
+
+    def test_the_notice_before_the_time_limit_and_a_lost_node(self, jobs, uninterrupted):  # noqa: F811
+        """Told by the signal that comes before the limit, it saves, is requeued and goes on; so it does after its node
+        was lost."""
+        slow = ["--algorithm", "toy:Momentum", "--hurt", "slow"]
+        whole = finish(
+            start([sys.executable, "-m", "hpcfed", *TOY, *slow, "--out", str(jobs.folder / "whole")], PYTHONPATH=TESTS),
+            60,
+        )
+        assert whole.status == 0
+        digest = read_attributes(jobs.folder / "whole" / "result.h5")["digest"]
+        job = jobs.submit(*TOY, *slow, "--rounds", "80", "--tasks", "2", "--out", "run")
+        points = jobs.folder / "run" / "checkpoints"
+        until(lambda: last_round(points) >= 2, 60)
+        jobs.ask("scancel", "--signal=USR1", "--batch", job)
+        until(lambda: "goes on" in _log(jobs, job) or "go on with" in _log(jobs, job), 60)
+        stopped = last_round(points)
+        until(lambda: last_round(points) > stopped, 90)
+        node = jobs.ask("sinfo", "-h", "-N", "-o", "%n").split()[0]
+        jobs.ask("scontrol", "update", f"node={node}", "state=down", "reason=test")
+        until(lambda: jobs.state(job) != "RUNNING", 60)
+        time.sleep(1)
+        jobs.ask("scontrol", "update", f"node={node}", "state=resume")
+        assert jobs.wait(job) == "COMPLETED", _log(jobs, job)
+        alone = finish(
+            start(
+                [sys.executable, "-m", "hpcfed", "resume", str(jobs.folder / "whole"), "--rounds", "80"],
+                PYTHONPATH=TESTS,
+            ),
+            60,
+        )
+        assert alone.status == 0
+        assert digest != read_attributes(jobs.folder / "whole" / "result.h5")["digest"]
+        assert read_attributes(jobs.folder / "run" / "result.h5") | {
+            "ranks": 0,
+            "peak_memory_bytes": 0,
+        } == read_attributes(jobs.folder / "whole" / "result.h5") | {"ranks": 0, "peak_memory_bytes": 0}
+
+    def test_a_cancelled_run_can_be_resumed(self, jobs, uninterrupted):  # noqa: F811
+        slow = ["--algorithm", "toy:Momentum", "--hurt", "slow"]
+        job = jobs.submit(*TOY, *slow, "--tasks", "2", "--out", "run")
+        until(lambda: last_round(jobs.folder / "run" / "checkpoints") >= 2, 60)
+        jobs.ask("scancel", job)
+        assert jobs.wait(job) == "CANCELLED"
+        after = jobs.submit("resume", str(jobs.folder / "run"), "--tasks", "1")
+        assert jobs.wait(after) == "COMPLETED", _log(jobs, after)
+        assert last_round(jobs.folder / "run" / "checkpoints") == ROUNDS
+
+    def test_an_array_of_four_shares_a_sweep_and_a_chain_draws_it(self, jobs):
+        (jobs.folder / "s.toml").write_text(
+            'seeds = [0, 1]\n[base.workload]\nname = "toy:Quadratics"\n[base.run]\nrounds = 3\n'
+            "[sweep]\nstep = [0.1, 0.2]\n"
+        )
+        array = jobs.submit("sweep", "s.toml", "--array", "4", "--out", "s")
+        chain = jobs.submit("plot", "s", "--after", array)
+        assert jobs.wait(chain) == "COMPLETED", _log(jobs, chain)
+        assert (
+            "4 finished"
+            in finish(start([sys.executable, "-m", "hpcfed", "show", str(jobs.folder / "s")], PYTHONPATH=TESTS), 60).out
+        )
+        assert (jobs.folder / "s" / "sensitivity.png").is_file()
+
+
+def _log(jobs, job):
+    return "\n".join(path.read_text() for path in jobs.folder.glob(f"*-{job}*.log"))
