@@ -8,6 +8,7 @@
     checkpoints/    the last two checkpoints
     result.h5       solution, history, provenance; written last: the mark of a finished run
     *.png           pictures
+    privacy.json    what a private method has spent and may claim
     journal.jsonl   what must be known after a crash, of methods that keep a journal
 """
 

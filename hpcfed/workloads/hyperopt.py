@@ -53,12 +53,17 @@ class Hyperopt(SplitOptions):
     defaults: ClassVar[Mapping[str, Any]] = {
         "algorithm": "fedds",
         "compressor": "qsgd",
-        "rounds": 300,
+        "rounds": 200,
         "record_every": 5,
         "device": "cpu",
         "batch": 10,
         "local_steps": 4,
         "common_step": 0.1,
+        # The ridge changes little in x, so x takes far longer steps than y, and p follows it at once.
+        "alpha_x": 100.0,
+        "alpha_y": 1.0,
+        "alpha_z": 1.0,
+        "alpha_p": 10.0,
         "smoothing": 0.1,
     }
     pictures: ClassVar[tuple[str, ...]] = ("convergence", "holdings")
@@ -68,7 +73,7 @@ class Hyperopt(SplitOptions):
     data: str | None = option(None, "LIBSVM text (.bz2 .gz .xz too)  [default: breast cancer]", metavar="FILE")
     lower: Literal["mlp", "logistic"] = option("mlp", "mlp: a network with two layers; logistic: softmax regression")
     hidden: Annotated[int, Ge(1)] = option(20, "hidden units of --lower mlp")
-    first_exponent: float = option(-5.0, "all entries of x at the start; 0 is a strong ridge")
+    first_exponent: float = option(1.0, "all entries of x at the start; 1 is a strong ridge, -5 hardly one")
     hypergradient: bool = option(
         False,
         "record the norms of the true hypergradient and of the penalized gradient, by Newton's method on the lower "
