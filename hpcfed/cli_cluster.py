@@ -95,7 +95,8 @@ def submit(words: Sequence[str], dry_run: bool, **given: Any) -> None:
     # The job's shell finds the hpcfed that submitted it.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     number = batch.submit(script)
-    click.echo(f"job {number}: squeue -j {number} shows it, hpcfed-{job.short_name}-{number}.log what it says")
+    log = f"hpcfed-{job.short_name}-{number}{'-*' if job.array else ''}.log"
+    click.echo(f"job {number}: squeue -j {number} shows it, {log} what it says")
 
 
 def _refuse_ranks(command: str) -> None:
@@ -105,13 +106,15 @@ def _refuse_ranks(command: str) -> None:
 
 def _clients(words: Sequence[str]) -> int:
     """How many ranks a command can use; its options are read, so that a mistake shows now."""
-    from hpcfed import config, flags, registry
+    from hpcfed import comparison, config, flags, registry, sweep
     from hpcfed.cluster import batch
 
     name = words[0]
     if name in batch.SHORT:
         return 1
     if name in batch.STUDIES:
+        study = {"sweep": sweep, "compare": comparison}[name]
+        study.read(Path(words[1] if len(words) > 1 else ""), Path())
         return usable_cores()
     if name in ("run", "resume"):
         path = Path(words[1] if len(words) > 1 else "")
