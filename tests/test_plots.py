@@ -204,6 +204,34 @@ def test_options_of_different_methods_are_not_compared(tmp_path, drawn):
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a: algorithm fpdfp", "b: algorithm other"]
 
 
+def test_an_excess_risk_stands_for_the_objective_and_is_compared_with_public_records(tmp_path, drawn):
+    lines = [record(number, excess_risk=0.5**number, public_only_risk=0.3) for number in range(6)]
+    other = [record(number, excess_risk=0.6**number, public_only_risk=0.2) for number in range(6)]
+    one, two = make_run(tmp_path / "one", lines), make_run(tmp_path / "two", other)
+    plots.draw([one])
+    plots.comparison({"a": [one], "b": [one]}, tmp_path / "same.png")
+    plots.comparison({"a": [one], "b": [two]}, tmp_path / "different.png")
+    for figure, levels in zip(drawn, ([0.3], [0.3], [0.3, 0.2]), strict=True):
+        axes = panel(figure, "excess risk")
+        assert not any(each.get_ylabel() == "objective" for each in figure.axes)
+        dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
+        assert [line.get_ydata()[0] for line in dotted] == pytest.approx(levels)
+        assert axes.get_yscale() == "log"
+
+
+def test_variants_look_like_their_names(tmp_path, drawn):
+    run = make_run(tmp_path / "one", [record(number) for number in range(20)])
+    names = ["plain", "noisy, 1", "exact, 1", "noisy, 5", "exact, 5"]
+    plots.comparison({name: [run] for name in names}, tmp_path / "picture.png")
+    looks = {
+        name: (line.get_color(), line.get_linestyle())
+        for name, line in zip(names, panel(drawn[0], "objective").lines, strict=True)
+    }
+    assert len(set(looks.values())) == 5
+    assert looks["noisy, 1"][0] == looks["noisy, 5"][0] != looks["exact, 1"][0]
+    assert looks["noisy, 5"][1] == looks["exact, 5"][1] != looks["exact, 1"][1]
+
+
 def test_many_runs_look_different(tmp_path, drawn):
     runs = [make_run(tmp_path / str(number), [record(0), record(1)]) for number in range(16)]
     plots.draw(runs, tmp_path / "many.png")

@@ -146,11 +146,12 @@ def _draw(curves: Sequence[_Curves], heading: str, path: Path) -> Path:
     if not known:
         raise DataError(f"picture {path}: no run has a metric that is a number: there is nothing to draw")
     columns = len(horizontals)
+    legends = 3 if len(curves) > 8 and max(len(curve.name) for curve in curves) <= 30 else 1
     rows = len(main) + math.ceil(len(rest) / columns)
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(
-            figsize=(3.2 * columns, 2.2 * rows + 0.2 * len(curves) + 0.2),
+            figsize=(3.2 * columns, 2.2 * rows + 0.2 * math.ceil(len(curves) / legends) + 0.2),
             layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06),
         )
         grid = figure.add_gridspec(rows, columns)
@@ -172,7 +173,7 @@ def _draw(curves: Sequence[_Curves], heading: str, path: Path) -> Path:
             figure.suptitle(heading)
         else:
             handles = [Line2D([], [], color=curve.colour, linestyle=curve.dash) for curve in curves]
-            figure.legend(handles, [curve.name for curve in curves], loc="outside upper left")
+            figure.legend(handles, [curve.name for curve in curves], loc="outside upper left", ncols=legends)
         return save(figure, path)
 
 
@@ -245,7 +246,11 @@ def _draw_curves(axes: Axes, metric: str, against: _Horizontal, curves: Sequence
             spread = _column(curve.deviations, metric)
             axes.fill_between(x, y - spread, y + spread, color=curve.colour, alpha=0.15, linewidth=0)
     levels = _draw_levels(axes, metric, curves)
-    _set_range(axes, np.concatenate([levels, *(curve.worth_seeing(metric) for curve in curves)]))
+    seen = [curve.worth_seeing(metric) for curve in curves if curve.has(metric)]
+    if levels.size and len(seen) > 2:  # a run without the others' handicap may fall so far that it leaves them no room
+        floor = sorted(values.min() for values in seen)[1] / 10
+        seen = [values[values >= floor] for values in seen]
+    _set_range(axes, np.concatenate([levels, *seen]))
     if against.log:
         axes.set_xscale("log", nonpositive="mask")
     axes.set_xlabel(against.label)
@@ -260,9 +265,9 @@ def _draw_levels(axes: Axes, metric: str, curves: Sequence[_Curves]) -> NDArray[
     same = levels.size > 0 and bool(np.allclose(levels, levels[0], rtol=1e-9))
     for colour, level in {COLOURS[-1]: levels[0]}.items() if same else known.items():
         axes.axhline(level, color=colour, linestyle=":", linewidth=1, zorder=1)
-        axes.annotate(
-            name, (1, level), (0, 2), ("axes fraction", "data"), "offset points", ha="right", va="bottom", fontsize=7
-        )
+    if levels.size:
+        at = (1, levels.max())
+        axes.annotate(name, at, (0, 2), ("axes fraction", "data"), "offset points", ha="right", va="bottom", fontsize=7)
     return levels
 
 

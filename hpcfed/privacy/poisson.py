@@ -6,6 +6,7 @@ data sets differ in one record that is added or removed, which is dp-accounting'
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from hpcfed.errors import ConfigError
@@ -31,6 +32,7 @@ def epsilon(rate: float, multiplier: float, steps: int, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
+@cache
 def multiplier(rate: float, steps: int, budget: float, delta: float) -> float:
     """The least noise multiplier, to 1e-6, with which so many steps are ``(budget, delta)``-private.
 
