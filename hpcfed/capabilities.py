@@ -187,6 +187,16 @@ class Regularizer(Protocol):
 
 
 @runtime_checkable
+class Preconditioned(Protocol):
+    """A client that knows a metric which all clients share, in which the objective's curvature is nearly even.
+
+    ``metric.apply(x)`` is ``P x``, of the type of x, with P linear, symmetric and positive.
+    """
+
+    metric: Any
+
+
+@runtime_checkable
 class Proximal(Protocol):
     """A client that knows the regularizer ``psi`` that all clients share, whose proximal map is easy.
 

@@ -350,7 +350,9 @@ def _refuse_contradictions(config: RunConfig) -> None:
     participants = getattr(config.algorithm.options, "participants", None)
     if participants is not None and participants > clients:
         raise ConfigError(f"--participants {participants} exceeds --clients {clients}: sample at most all clients")
-    if participants is not None and participants < clients and keeps_clients(config.algorithm.options.state_type):
+    method = config.algorithm.options
+    stale = keeps_clients(method.state_type) and not getattr(method, "sits_out", False)
+    if participants is not None and participants < clients and stale:
         raise ConfigError(
             f"--participants {participants}: the clients of {config.algorithm.name} keep estimates that every round "
             "corrects, and those of a client that sat out would be of another point: leave --participants out"

@@ -46,7 +46,8 @@ class Parcel:
     """One sum over a cohort: who takes part, with what weights, over which ranks, at whose cost.
 
     ``rng(client)`` is a fresh stream for a client's message, ``mean_rng(part)`` one for a part of the mean. The result
-    is ``sum_i weights_i * value_i / divisor``. ``residuals`` (`hpcfed.feedback.Residuals`) keeps what rounding took.
+    is ``sum_i weights_i * value_i / divisor``. ``residuals`` (`hpcfed.feedback.Residuals`) keeps what rounding took,
+    ``heard`` what it has left of this rank's clients' values.
     """
 
     communicator: Communicator
@@ -59,6 +60,7 @@ class Parcel:
     mean_rng: Callable[[int], np.random.Generator] | None = None
     routes: Routes = field(default_factory=Routes)
     residuals: Any = None
+    heard: dict[int, Array] | None = None
 
 
 def combine(
@@ -78,6 +80,8 @@ def combine(
             raise ValueError(f"client {client} offers {value.dtype} {value.shape} where others offer {dtype} {shape}")
     if compressor is not None and parcel.residuals is not None:
         values = {client: parcel.residuals.correct(client, value) for client, value in values.items()}
+    if parcel.heard is not None and compressor is None:
+        parcel.heard.update(values)
     if compressor is not None and compressor.kind == "integer":
         result = _sum_of_integers(parcel, values, compressor, shape, dtype)
     elif sum_order == "any" and compressor is None:
@@ -103,11 +107,14 @@ def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape
         with together(communicator):
             messages = {client: codec.encode(value, parcel.rng(client)) for client, value in values.items()}
     factor = 1.0
-    if parcel.residuals is not None and not raw:
-        factor = codec.contraction(shape)
+    if not raw and (parcel.residuals is not None or parcel.heard is not None):
+        factor = 1.0 if parcel.residuals is None else codec.contraction(shape)
         for client, value in values.items():
-            said = messages[client].decoded().astype(dtype, copy=False).reshape(shape)
-            parcel.residuals.keep(client, value - factor * said)
+            said = factor * messages[client].decoded().astype(dtype, copy=False).reshape(shape)
+            if parcel.residuals is not None:
+                parcel.residuals.keep(client, value - said)
+            if parcel.heard is not None:
+                parcel.heard[client] = said
     result = np.empty(int(np.prod(shape, dtype=np.int64)), dtype)
     travel = _Travel(parcel, codec, messages, shape, dtype, parcel.divisor / factor)
     if raw:
@@ -297,9 +304,13 @@ def _sum_of_integers(parcel: Parcel, values: Mapping[int, Array], compressor: An
         scales = [compressor.scales(value) for value in values.values()] or [compressor.scales(nothing)]
     common = communicator.maximum(np.max(scales, axis=0))
     levels = [compressor.encode(value, common, parcel.rng(client), count) for client, value in values.items()]
-    if parcel.residuals is not None:
+    if parcel.residuals is not None or parcel.heard is not None:
         for (client, value), own in zip(values.items(), levels, strict=True):
-            parcel.residuals.keep(client, value - compressor.decode(own, common, 1, dtype))
+            said = compressor.decode(own, common, 1, dtype)
+            if parcel.residuals is not None:
+                parcel.residuals.keep(client, value - said)
+            if parcel.heard is not None:
+                parcel.heard[client] = said
     # The first client's levels are this rank's own array: the others are added to it in place.
     total = levels[0] if levels else np.zeros(shape, compressor.level_type(count))
     for more in levels[1:]:

@@ -184,11 +184,30 @@ class Federation:
         divisor = float(len(self.cohort)) if weights is None else float(np.sum(weights))
         return self._combine(values, weights, divisor, lossy)
 
+    def mean_heard(self, values: PerClient[Any]) -> tuple[Any, PerClient[Any]]:
+        """The mean of lossy messages, and what the others have heard of each client's: what rounding has left of it.
+
+        For methods whose clients and server keep the same things in mind.
+        """
+        heard: dict[int, Any] = {}
+        mean = self._combine(values, None, float(len(self.cohort)), True, heard)
+        backends = {client: devices.backend(value) for client, value in values.items()}
+        return mean, PerClient(
+            {client: devices.from_host(value, backends[client], self.device) for client, value in heard.items()}
+        )
+
     def total(self, values: PerClient[Any]) -> Any:
         """The sum over the cohort of arrays of one shape (or of numbers), on every rank."""
         return self._combine(values, None, 1.0, lossy=False)
 
-    def _combine(self, values: PerClient[Any], weights: Sequence[float] | None, divisor: float, lossy: bool) -> Any:
+    def _combine(
+        self,
+        values: PerClient[Any],
+        weights: Sequence[float] | None,
+        divisor: float,
+        lossy: bool,
+        heard: dict[int, Any] | None = None,
+    ) -> Any:
         call = next(self._calls)
         self.ledger.offered |= lossy
         owners = tuple(self.owner(client) for client in self.cohort)
@@ -215,6 +234,7 @@ class Federation:
             ),
             routes=self.routes,
             residuals=self.residuals if lossy else None,
+            heard=heard,
         )
         compressor = self.compressor if lossy else None
         with self.ledger.clock("exchange"):

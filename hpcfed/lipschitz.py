@@ -14,7 +14,12 @@ from hpcfed.streams import Purpose
 
 
 def lipschitz_constant(
-    fed: Federation, like: Array, *, each: bool = False, tolerance: float = 1e-3, most_steps: int = 50
+    fed: Federation,
+    like: Array,
+    *,
+    each: bool = False,
+    metric: Callable[[Array], Array] | None = None,
+    tolerance: float = 1e-3,
 ) -> float:
     """An estimate of ``L``, the largest eigenvalue of the clients' mean curvature ``H = (1/N) sum_i H_i``.
 
@@ -27,30 +32,39 @@ def lipschitz_constant(
     like : an array of the model's shape, type and device.
     each : return the largest constant of a single client instead, ``max_i rho_max(H_i)``: what bounds the step when
         few clients take part in a round. Exchanges nothing until the end.
+    metric : P; then the constants are those of ``P H`` and ``P H_i``.
 
     Returns
     -------
     float
         ``|H d|`` for the last unit vector d, which approaches L from below.
     """
-    values = fed.streams.generator(Purpose.START).random(tuple(like.shape), dtype=np.float32)
-    start = devices.from_host(values.astype(devices.host_type(like)), devices.backend(like), fed.device)
-    start /= norm(start)
 
     def iterate(product: Callable[[Array], Array]) -> float:
-        direction, length = start, 0.0
-        for _ in range(most_steps):
-            image = product(direction)
-            previous, length = length, norm(image)
-            if length == 0.0 or abs(length - previous) <= tolerance * length:
-                break
-            direction = image / length
-        return length
+        measured = product if metric is None else lambda d: metric(product(d))
+        return largest_eigenvalue(measured, fed, like, tolerance)
 
     with fed.ledger.uncounted():
         if each:
             return float(fed.largest(fed.map(lambda client, rng: iterate(client.curvature))))
         return iterate(lambda d: fed.mean(fed.map(lambda client, rng: client.curvature(d))))
+
+
+def largest_eigenvalue(
+    product: Callable[[Array], Array], fed: Federation, like: Array, tolerance: float = 1e-3, most_steps: int = 50
+) -> float:
+    """The largest eigenvalue of a map with nonnegative ones, from below, by the iteration of `lipschitz_constant`."""
+    values = fed.streams.generator(Purpose.START).random(tuple(like.shape), dtype=np.float32)
+    direction = devices.from_host(values.astype(devices.host_type(like)), devices.backend(like), fed.device)
+    direction /= norm(direction)
+    length = 0.0
+    for _ in range(most_steps):
+        image = product(direction)
+        previous, length = length, norm(image)
+        if length == 0.0 or abs(length - previous) <= tolerance * length:
+            break
+        direction = image / length
+    return length
 
 
 def check_step(text: str) -> tuple[float, bool]:

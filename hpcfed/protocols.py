@@ -18,6 +18,7 @@ class Algorithm(Protocol):
     needs : the capabilities that every client must have.
     state_type : the frozen dataclass that `init` and `round` return. Its `PerClient` fields live with their clients,
         all other fields (arrays, numbers, nested dataclasses) are replicated; checkpoints need no other declaration.
+    sits_out : optional; true where clients keep state that stays right while they sit rounds out.
 
     It may have two more methods. ``settled(run)`` returns the method with what depends on the options of the run
     filled in, and refuses those that it cannot do with. ``report(state, fed)``, called on every rank when the last

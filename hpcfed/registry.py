@@ -15,6 +15,7 @@ from hpcfed.errors import ConfigError
 
 ALGORITHMS = {
     "fpdfp": "hpcfed.algorithms.fpdfp:Fpdfp",
+    "vm-pdfp": "hpcfed.algorithms.vm_pdfp:VmPdfp",
     "fedavg": "hpcfed.algorithms.fedavg:FedAvg",
     "fedmid": "hpcfed.algorithms.fedmid:FedMid",
     "feddualavg": "hpcfed.algorithms.feddualavg:FedDualAvg",

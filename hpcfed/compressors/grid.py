@@ -71,6 +71,10 @@ class Grid:
                 f"give --quantize {(2**31 - 1) // count} or fewer"
             ) from None
 
+    def contraction(self, shape: tuple[int, ...]) -> float:
+        """``1 / (1 + q)``, q a bound of the relative variance: ``n / (4 s^2)`` in blocks of n values."""
+        return 1 / (1 + BlockLayout.of(shape, self.block).length / (4 * self.quantize**2))
+
     def encode(
         self, array: NDArray[Any], scales: NDArray[np.float32], rng: np.random.Generator, count: int
     ) -> NDArray[np.signedinteger[Any]]:
