@@ -47,7 +47,8 @@ class Parcel:
 
     ``rng(client)`` is a fresh stream for a client's message, ``mean_rng(part)`` one for a part of the mean. The result
     is ``sum_i weights_i * value_i / divisor``. ``residuals`` (`hpcfed.feedback.Residuals`) keeps what rounding took,
-    ``heard`` what it has left of this rank's clients' values.
+    ``heard`` what it has left of this rank's clients' values. ``broadcast`` is the part of the result that counts among
+    the papers' bits down.
     """
 
     communicator: Communicator
@@ -61,6 +62,7 @@ class Parcel:
     routes: Routes = field(default_factory=Routes)
     residuals: Any = None
     heard: dict[int, Array] | None = None
+    broadcast: float = 1.0
 
 
 def combine(
@@ -93,9 +95,9 @@ def combine(
 
 
 def _count_broadcast(parcel: Parcel, wire_bytes: int, paper_bits: int) -> None:
-    """Every rank gets the mean; the papers' server broadcasts it once."""
-    first = parcel.communicator.rank == 0
-    parcel.ledger.send(wire_bytes_down=wire_bytes, paper_bits_down=paper_bits if first else 0)
+    """Every rank gets the mean; the papers' server broadcasts it, or a part of it, once."""
+    bits = round(parcel.broadcast * paper_bits) if parcel.communicator.rank == 0 else 0
+    parcel.ledger.send(wire_bytes_down=wire_bytes, paper_bits_down=bits)
 
 
 def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape: Any, dtype: Any) -> Array:
@@ -261,7 +263,7 @@ class _Travel:
             message = codec.encode(own[start : start + part], draw((begin + start) // part))
             pieces.append(message.segment(0, message.levels.size))
             # Each part counts where it is made; the sum over ranks is the mean's.
-            self.parcel.ledger.send(paper_bits_down=message.paper_bits)
+            self.parcel.ledger.send(paper_bits_down=round(self.parcel.broadcast * message.paper_bits))
         sizes = communicator.gather([piece.size for piece in pieces])
         received = _gathered(communicator, pieces, [sum(each) for each in sizes])
         for (first, last), segments, lengths in zip(itertools.pairwise(cuts), received, sizes, strict=True):

@@ -171,7 +171,9 @@ class Federation:
 
     # -- between clients -----------------------------------------------------------------------------------------
 
-    def mean(self, values: PerClient[Any], *, lossy: bool = False, weighted: bool = False) -> Any:
+    def mean(
+        self, values: PerClient[Any], *, lossy: bool = False, weighted: bool = False, broadcast: float = 1.0
+    ) -> Any:
         """The mean over the cohort of arrays of one shape (or of numbers), on every rank.
 
         Parameters
@@ -179,10 +181,12 @@ class Federation:
         values : one array or number for each client of the cohort.
         lossy : the run's compressor may touch these messages.
         weighted : weight the clients by ``weights``, normalised over the cohort, instead of equally.
+        broadcast : the part of the mean that counts among the papers' bits down: less than all where every rank takes a
+            step that in the paper the server takes, which then broadcasts less than the mean.
         """
         weights = [self.weights[client] for client in self.cohort] if weighted and self.weights else None
         divisor = float(len(self.cohort)) if weights is None else float(np.sum(weights))
-        return self._combine(values, weights, divisor, lossy)
+        return self._combine(values, weights, divisor, lossy, broadcast=broadcast)
 
     def mean_heard(self, values: PerClient[Any]) -> tuple[Any, PerClient[Any]]:
         """The mean of lossy messages, and what the others have heard of each client's: what rounding has left of it.
@@ -198,15 +202,16 @@ class Federation:
 
     def total(self, values: PerClient[Any]) -> Any:
         """The sum over the cohort of arrays of one shape (or of numbers), on every rank."""
-        return self._combine(values, None, 1.0, lossy=False)
+        return self._combine(values, None, 1.0)
 
     def _combine(
         self,
         values: PerClient[Any],
         weights: Sequence[float] | None,
         divisor: float,
-        lossy: bool,
+        lossy: bool = False,
         heard: dict[int, Any] | None = None,
+        broadcast: float = 1.0,
     ) -> Any:
         call = next(self._calls)
         self.ledger.offered |= lossy
@@ -235,6 +240,7 @@ class Federation:
             routes=self.routes,
             residuals=self.residuals if lossy else None,
             heard=heard,
+            broadcast=broadcast,
         )
         compressor = self.compressor if lossy else None
         with self.ledger.clock("exchange"):

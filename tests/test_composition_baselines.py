@@ -26,6 +26,7 @@ from hpcfed.algorithms.localscgd import LocalScgd
 from hpcfed.algorithms.localscgdm import LocalScgdm
 from hpcfed.algorithms.mfcgd import Mfcgd
 from hpcfed.algorithms.per_fedavg import PerFedAvg
+from hpcfed.compressors.qsgd import Qsgd
 from hpcfed.errors import ConfigError
 
 CLIENTS = random_affine(5)
@@ -328,6 +329,16 @@ def test_a_round_sends_what_the_papers_count(method, up, down):
     assert sent == {"paper_bits_up": up * len(CLIENTS), "paper_bits_down": down}
     before = D if isinstance(method, AdaMfcgd) else 0
     assert first["paper_bits_up"] / 32 == before * len(CLIENTS)
+
+
+def test_of_a_rounded_mean_the_broadcast_part_counts():
+    """In the first round both send the same messages, and the server of one broadcasts half of their mean."""
+    bits = []
+    for old_point in ("own", "average"):
+        method, fed = Mfcgd(old_point=old_point), federation(CLIENTS, compressor=Qsgd(5, quantize_down=5))
+        method.round(method.init(fed.at(0), START), fed.at(1))
+        bits.append(fed.ledger.traffic["paper_bits_down"])
+    assert 0 < bits[0] == pytest.approx(bits[1] / 2, abs=1)
 
 
 @pytest.mark.parametrize("method", STATELESS)

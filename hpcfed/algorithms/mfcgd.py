@@ -189,11 +189,10 @@ class Mfcgd(FirstEstimates, CompositionSteps):
     def round(self, state: MfcgdState, fed: Federation) -> MfcgdState:
         t = (fed.round - 1) * self.local_steps + 1
         points, messages, estimates = fed.map(self._alone, state.estimates, state.x, state.a, t).unzip(3)
-        mean = fed.mean(messages, lossy=True)[0]
+        # Every rank takes the step of the paper's server, so two averages go round where it broadcasts one model.
+        broadcast = 0.5 if self.old_point == "own" and not self.sends_matrix else 1.0
+        mean = fed.mean(messages, lossy=True, broadcast=broadcast)[0]
         average, slope = state.x + mean[:, 0], mean[:, 1]
-        if fed.writes and self.old_point == "own" and not self.sends_matrix:
-            # Every rank takes the step of the paper's server, so two averages go round where it sends one model.
-            fed.ledger.send(paper_bits_down=-32 * average.shape[0])
         if self.average_estimators:
             estimates = self._averaged(estimates, self.mode(fed.any_client, state.x), fed)
         a = self.refreshed(state.a, slope)
