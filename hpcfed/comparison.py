@@ -12,23 +12,33 @@
     [variants."20 levels"]
     quantize = 20
 
+    [until]                      # optional: when do metrics get as far?
+    objective = 0.1
+
 Each run has a folder ``NAME-seedK`` in the comparison's folder.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcfed.errors import ConfigError
 from hpcfed.run_folder import RunFolder
 from hpcfed.study import Member, Study, folder_name, read_seeds, read_tables
 from hpcfed.summary import aligned
 
-COLUMNS = ("objective", "excess_risk", "relative_error", "psnr", "ssim", "test_accuracy", "test_loss", "paper_bits_up")
+COLUMNS = (
+    "objective", "excess_risk", "relative_error", "gradient_norm", "loss_worst", "loss_after", "psnr", "ssim",
+    "test_accuracy", "accuracy_after", "test_loss", "paper_bits_up",
+)  # fmt: skip
+# Metrics that are good when they are large.
+RISING = ("psnr", "ssim", "test_accuracy", "accuracy_after", "accuracy_before")
 
 
 def read(path: Path, folder: Path) -> Comparison:
@@ -39,7 +49,7 @@ def read(path: Path, folder: Path) -> Comparison:
     ConfigError
         If the file is not sound.
     """
-    text, file = read_tables(path, ("seeds", "base", "variants"), "comparison")
+    text, file = read_tables(path, ("seeds", "base", "variants", "until"), "comparison")
     variants, seeds = file.get("variants", {}), read_seeds(file, str(path))
     if not isinstance(variants, Mapping) or not variants:
         raise ConfigError(f"{path}: a comparison needs at least one table [variants.NAME]")
@@ -53,14 +63,20 @@ def read(path: Path, folder: Path) -> Comparison:
             if own in members:
                 raise ConfigError(f"{source}: its folder {own} is another variant's: choose a name that differs more")
             members[own] = Member(own, {"variant": name}, {**options, "seed": seed}, source)
-    return Comparison(folder, text, file.get("base", {}), tuple(members.values()))
+    until = file.get("until", {})
+    if not isinstance(until, Mapping) or not all(isinstance(goal, int | float) for goal in until.values()):
+        raise ConfigError(f"{path}: until is a table of metrics and numbers, such as [until] gradient_norm = 0.1")
+    return Comparison(folder, text, file.get("base", {}), tuple(members.values()), until=until)
 
 
+@dataclass(frozen=True)
 class Comparison(Study):
-    """Variants of a base run, each with several seeds."""
+    """Variants of a base run, each with several seeds; ``until`` gives metrics values to reach."""
 
-    kind = "comparison"
-    file = "compare.toml"
+    kind: ClassVar[str] = "comparison"
+    file: ClassVar[str] = "compare.toml"
+
+    until: Mapping[str, float] = field(default_factory=dict)
 
     def draw(self, path: Path | None = None, metric: str | None = None) -> Path:
         """Draw how the variants converge (`hpcfed.plots.comparison`): all metrics."""
@@ -80,7 +96,8 @@ class Comparison(Study):
         os.replace(temporary, self.folder / "compare.txt")
 
     def table(self) -> str:
-        """The last metrics of each variant, mean and standard deviation over the seeds that have finished."""
+        """The last metrics of each variant, and when metrics got as far as ``until`` says: mean and standard deviation
+        over the seeds that have finished."""
         variants: dict[str, list[dict[str, Any]]] = {}
         for row in self.rows():
             variants.setdefault(row["variant"], []).append(row)
@@ -92,7 +109,29 @@ class Comparison(Study):
             for column in COLUMNS:
                 values = [row[column] for row in rows if row["status"] == "finished" and row.get(column) is not None]
                 if values:
-                    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
-                    line[column] = f"{statistics.fmean(values):.5g}{spread}"
-            lines.append(line)
+                    line[column] = _mean(values)
+            lines.append(line | self._arrivals(name))
         return aligned(lines)
+
+    def _arrivals(self, variant: str) -> dict[str, str]:
+        """The first recorded round, and the samples until then, at which metrics are as good as ``until`` says."""
+        members = [member for member in self.members if member.values["variant"] == variant]
+        cells: dict[str, str] = {}
+        for metric, goal in self.until.items():
+            sign = -1 if metric in RISING else 1
+            histories = [self.run_folder(member).history() for member in members]
+            found = [
+                next((record for record in history if sign * (record.get(metric) or math.nan) <= sign * goal), None)
+                for history in histories
+            ]
+            there = [record for record in found if record is not None]
+            missing = f" ({len(there)} of {len(found)})" if len(there) < len(found) else ""
+            for key in ("round", "samples"):
+                values = [record[key] for record in there if key in record]
+                cells[f"{key} at {metric} {goal:g}"] = (_mean(values) if values else "-") + missing
+        return cells
+
+
+def _mean(values: Sequence[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.5g}{spread}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -46,6 +47,20 @@ def compare(hpcfed, tmp_path):
 
 def last(folder: Path) -> dict:
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_the_table_says_when_a_metric_got_as_far_as_asked(compare, tmp_path):
+    done = compare(FILE + "\n[until]\nobjective = 15.5\n")
+    first = []
+    for seed in (3, 4):
+        lines = (tmp_path / "out" / f"plain-seed{seed}" / "metrics.jsonl").read_text().splitlines()
+        first.append(next(record["round"] for record in map(json.loads, lines) if record["objective"] <= 15.5))
+    assert max(first) > min(first) > 0
+    header, *rows = (re.split(r"\s{2,}", line) for line in (tmp_path / "out" / "compare.txt").read_text().splitlines())
+    cells = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    assert cells["plain"]["round at objective 15.5"].startswith(f"{statistics.fmean(first):g} ± ")
+    assert cells["wild"]["round at objective 15.5"] == "- (0 of 2)"
+    assert done.status == 0
 
 
 def test_variants_and_seeds_are_run_and_tabulated(compare, hpcfed, tmp_path):

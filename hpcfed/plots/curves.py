@@ -40,7 +40,7 @@ LABELS = {
     "hypergradient_norm": "norm of the hypergradient",
 }
 # Metrics worth seeing against bits and time, too; the others are drawn against rounds only.
-MAIN = ("objective", "excess_risk", "relative_error", "psnr", "test_accuracy")
+MAIN = ("objective", "gradient_norm", "excess_risk", "relative_error", "psnr", "test_accuracy")
 # Metrics that start far above the range that matters.
 FALLING = ("objective", "relative_error", "test_loss", "misfit", "tv")
 # Metrics with something to compare them with: another key of the records, which stays as it is, and what to call it.
@@ -82,7 +82,16 @@ class _Curves:
         values = values[known]
         if metric in FALLING and late.size > 2 and np.ptp(values) > 3 * np.ptp(late):
             values = values[values <= float(late.max())]
+        if metric in FALLING and values.size and values[0] > 0:  # a run that diverges leaves the picture
+            values = values[values <= 10 * values[0]]
         return values
+
+    def along(self, horizontal: _Horizontal) -> NDArray[np.float64]:
+        """Places on a horizontal axis; time counts from the first record on, so that tuning and set-up are left out."""
+        places = self.column(horizontal.key)
+        if horizontal.key == "seconds.total" and places.size:
+            places = places - places[0]
+        return places / horizontal.scale
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ def _draw(curves: Sequence[_Curves], heading: str, path: Path) -> Path:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
-    horizontals = [_Horizontal("round", "round"), *_bits(curves), _time(curves)]
+    horizontals = [_Horizontal("round", "round"), *_samples(curves), *_bits(curves), _time(curves)]
     known = [name for name in LABELS if any(curve.has(name) for curve in curves)]
     if "excess_risk" in known:  # it is the objective, less its minimum
         known = [name for name in known if name != "objective"]
@@ -208,7 +217,7 @@ def _statistics(histories: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[
     """Mean and standard deviation of several runs' records, at the rounds that all of them have recorded."""
     by_round = [{record["round"]: record for record in history} for history in histories]
     rounds = sorted(set.intersection(*map(set, by_round)))
-    keys = ("round", "paper_bits_up", "seconds.total", *LABELS, *(level for level, _ in LEVELS.values()))
+    keys = ("round", "samples", "paper_bits_up", "seconds.total", *LABELS, *(level for level, _ in LEVELS.values()))
     values = np.array([[[_number(run[number], key) for key in keys] for number in rounds] for run in by_round])
     spread = values.std(axis=0, ddof=1) if len(histories) > 1 else np.zeros(values.shape[1:])
 
@@ -216,6 +225,14 @@ def _statistics(histories: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[
         return [dict(zip(keys, row, strict=True)) for row in table]
 
     return records(values.mean(axis=0)), records(spread)
+
+
+def _samples(curves: Sequence[_Curves]) -> list[_Horizontal]:
+    """Samples as an axis, if runs see more of them in a round than others do."""
+    rates = [curve.last("samples") / curve.last("round") for curve in curves if curve.last("round")]
+    if len(rates) < 2 or not min(rates) or max(rates) < 1.2 * min(rates):
+        return []
+    return [_Horizontal("samples", "samples of all clients", 1.0, max(rates) > 4 * min(rates))]
 
 
 def _bits(curves: Sequence[_Curves]) -> list[_Horizontal]:
@@ -231,7 +248,7 @@ def _bits(curves: Sequence[_Curves]) -> list[_Horizontal]:
 
 def _time(curves: Sequence[_Curves]) -> _Horizontal:
     """Time as an axis, in a unit that suits the longest run."""
-    longest = max(curve.last("seconds.total") for curve in curves)
+    longest = max(curve.last("seconds.total") - curve.column("seconds.total")[0] for curve in curves)
     unit, scale = ("s", 1.0) if longest < 600 else ("min", 60.0) if longest < 36_000 else ("h", 3600.0)
     return _Horizontal("seconds.total", f"time, {unit}", scale)
 
@@ -239,7 +256,7 @@ def _time(curves: Sequence[_Curves]) -> _Horizontal:
 def _draw_curves(axes: Axes, metric: str, against: _Horizontal, curves: Sequence[_Curves], dash: str = "") -> None:
     """One metric of all runs; ``dash`` takes the place of the runs' own."""
     for curve in curves:
-        x, y = curve.column(against.key) / against.scale, curve.column(metric)
+        x, y = curve.along(against), curve.column(metric)
         marker = "o" if len(curve.records) <= 12 else ""
         axes.plot(x, y, color=curve.colour, linestyle=dash or curve.dash, marker=marker)
         if curve.deviations:
@@ -250,7 +267,7 @@ def _draw_curves(axes: Axes, metric: str, against: _Horizontal, curves: Sequence
     if levels.size and len(seen) > 2:  # a run without the others' handicap may fall so far that it leaves them no room
         floor = sorted(values.min() for values in seen)[1] / 10
         seen = [values[values >= floor] for values in seen]
-    _set_range(axes, np.concatenate([levels, *seen]))
+    _set_range(axes, np.concatenate([levels, *seen]), log="accuracy" not in metric)
     if against.log:
         axes.set_xscale("log", nonpositive="mask")
     axes.set_xlabel(against.label)
@@ -282,12 +299,12 @@ def _add_variation(axes: Axes, curves: Sequence[_Curves]) -> None:
     right.spines.right.set_visible(True)
 
 
-def _set_range(axes: Axes, values: NDArray[np.float64]) -> None:
-    """Make room for these values; on a logarithmic axis if they are positive and span more than a decade."""
+def _set_range(axes: Axes, values: NDArray[np.float64], log: bool) -> None:
+    """Make room for these values; on a logarithmic axis if allowed, and they are positive and span over a decade."""
     if not values.size:
         return
     low, high = float(values.min()), float(values.max())
-    if low > 0 and high > 10 * low:
+    if log and low > 0 and high > 10 * low:
         axes.set_yscale("log")
         margin = (high / low) ** 0.05
         axes.set_ylim(low / margin, high * margin)
