@@ -19,7 +19,18 @@ from typing import Any, NoReturn, Protocol
 
 import click
 
-from hpcfed import __version__, cli_cluster, cli_studies, communicator, config, errors, flags, registry, run_folder
+from hpcfed import (
+    __version__,
+    cli_cluster,
+    cli_outcomes,
+    cli_studies,
+    communicator,
+    config,
+    errors,
+    flags,
+    registry,
+    run_folder,
+)
 from hpcfed.cluster import launcher
 from hpcfed.communicator import Communicator, SerialCommunicator
 from hpcfed.errors import ConfigError, HpcfedError
@@ -372,6 +383,8 @@ for command in (
     cli_studies.sweep,
     cli_cluster.launch,
     cli_cluster.submit,
+    cli_outcomes.export,
+    cli_outcomes.report,
     privacy_commands.private,
 ):
     commands.add_command(command)

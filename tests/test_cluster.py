@@ -271,14 +271,15 @@ def jobs(slurm, tmp_path):
     return Slurm(slurm, tmp_path)
 
 
-SLOW = [*TOY, "--algorithm", "toy:Momentum", "--hurt", "slow", "--rounds", "60"]
+LONG = [*TOY, "--algorithm", "toy:Momentum", "--rounds", "150"]
+SLOW = [*LONG, "--hurt", "slow"]  # 15 s of sleep
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The digest of the slow run, alone."""
+    """The digest of the slow run, alone and without its sleep."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    assert finish(start([*SERIAL, *SLOW, "--out", str(folder)], PYTHONPATH=TESTS), 120).status == 0
+    assert finish(start([*SERIAL, *LONG, "--out", str(folder)], PYTHONPATH=TESTS), 120).status == 0
     return read_attributes(folder / "result.h5")["digest"]
 
 
@@ -305,7 +306,7 @@ class TestSlurm:
 
     def test_the_time_limit_itself(self, jobs, undisturbed):
         """A minute is the shortest limit that SLURM knows; the notice comes so early that some rounds are left."""
-        job = jobs.submit(*SLOW, "--tasks", "2", "--time", "1", "--notice", "55", "--out", "run")
+        job = jobs.submit(*SLOW, "--tasks", "2", "--time", "1", "--notice", "50", "--out", "run")
         assert jobs.wait(job, 240) == "COMPLETED", jobs.log(job)
         assert "go on with" in jobs.log(job)
         assert read_attributes(jobs.folder / "run" / "result.h5")["digest"] == undisturbed
