@@ -71,6 +71,14 @@ class ErrorFeedback:
         inner = action(dataclasses.replace(fed, residuals=residuals))
         return self.state_type(inner, residuals.merged())
 
+    @property
+    def tol(self) -> float | None:
+        return getattr(self.method, "tol", None)
+
+    def residual(self, state: Any) -> float:
+        found: float = self.method.residual(state.method)
+        return found
+
     def solution(self, state: Any) -> Any:
         return self.method.solution(state.method)
 

@@ -18,6 +18,7 @@ class Algorithm(Protocol):
     needs : the capabilities that every client must have.
     state_type : the frozen dataclass that `init` and `round` return. Its `PerClient` fields live with their clients,
         all other fields (arrays, numbers, nested dataclasses) are replicated; checkpoints need no other declaration.
+    tol, residual(state) : optional, together; the run ends when the residual that the last round found is at most tol.
     sits_out : optional; true where clients keep state that stays right while they sit rounds out.
 
     It may have two more methods. ``settled(run)`` returns the method with what depends on the options of the run
@@ -79,6 +80,7 @@ class Problem(Protocol):
     Attributes
     ----------
     fed : the federation with the clients built.
+    hopeless : optional; an objective that no run which converges exceeds: one that does has diverged.
     """
 
     fed: Federation

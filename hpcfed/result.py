@@ -35,6 +35,7 @@ def write(
     command: str,
     ranks: int,
     peak_memory_bytes: int,
+    ended: str,
 ) -> None:
     """Write the solution, the algorithm's other outputs and report, the history and the provenance, all or nothing."""
     for name, text in report.files.items():
@@ -51,6 +52,7 @@ def write(
             config=config.to_toml(),
             ranks=ranks,
             peak_memory_bytes=peak_memory_bytes,
+            ended=ended,
         )
         for name, (array, attributes) in problem.results(solution).items():
             dataset = file.create_dataset(name, data=devices.to_host(array))

@@ -162,6 +162,8 @@ class _Execution:
         speaks = self.communicator.rank == 0
         if speaks:
             folder.go_back(self.run.config.to_toml(), -1 if self.run.resume_from is None else first)
+        tol, hopeless = getattr(algorithm, "tol", None), getattr(problem, "hopeless", math.inf)
+        number, residual = first, math.nan
         every_rounds, every_seconds = run.checkpoint_rule()
         saved_time = time.monotonic()
         records = recorder.Recorder(folder, speaks)
@@ -178,25 +180,31 @@ class _Execution:
                 state = algorithm.round(state, fed.at(number))
                 self._refuse_idle_compressor(number)
                 solution = algorithm.solution(state)
+                residual = math.nan if tol is None else algorithm.residual(state)
+                last = number == run.rounds or residual <= (tol or 0.0)
                 record = {}
-                if number % run.record_every == 0 or number == run.rounds:
+                if number % run.record_every == 0 or last:
                     change = norm(solution - before) / max(norm(solution), 1e-30)
                     participants = self.ledger.participants or fed.num_clients
                     record = self._record(problem, fed, solution, number, participants, change)
+                    if tol is not None:
+                        record["residual"] = residual
                     records.write(record)
-                    self._refuse_divergence(number, "objective", record["objective"])
+                    self._refuse_divergence(number, "objective", record["objective"], hopeless)
                 del before
                 progress.update(number, record)
                 stop, due = self._agree(
                     self.stop.asked(), bool(every_seconds) and time.monotonic() - saved_time >= every_seconds
                 )
                 due = due or (bool(every_rounds) and number % every_rounds == 0)
-                if stop or due or number == run.rounds:
+                if stop or due or last:
                     self._refuse_divergence(number, "norm of the solution", norm(solution))
                     self._refuse_difference(number, solution)
                     self._save(state, fed, number)
                     saved_time = time.monotonic()
-                if stop and number < run.rounds:
+                if last:
+                    break
+                if stop:
                     raise Interrupted(
                         f"stopped by a signal after round {number} of {run.rounds}, checkpoint written: "
                         f"go on with hpcfed resume {folder.path}"
@@ -207,7 +215,13 @@ class _Execution:
         report = algorithm.report(state, fed.at(run.rounds)) if hasattr(algorithm, "report") else Report()
         memory = max(self.communicator.gather(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
         if speaks:
-            facts = {"command": self.run.command, "ranks": self.communicator.size, "peak_memory_bytes": memory}
+            ended = f"residual {residual:.3g} is at most --tol {tol:g}" if residual <= (tol or 0.0) else "all rounds"
+            facts = {
+                "command": self.run.command,
+                "ranks": self.communicator.size,
+                "peak_memory_bytes": memory,
+                "ended": f"{ended}, round {number}",
+            }
             result.write(folder, self.run.config, problem, algorithm, state, report, **facts)
             if report.text:
                 logger.info("%s", report.text)
@@ -255,8 +269,8 @@ class _Execution:
                 f"round {number} may be rounded: leave it out"
             ).on_all_ranks()
 
-    def _refuse_divergence(self, number: int, name: str, value: float) -> None:
-        if math.isfinite(value):
+    def _refuse_divergence(self, number: int, name: str, value: float, hopeless: float = math.inf) -> None:
+        if math.isfinite(value) and value <= hopeless:
             return
         algorithm = self.run.config.algorithm
         step = getattr(algorithm.options, "step", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,24 +10,27 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from annotated_types import Gt
 
-from hpcfed.algorithms.steps import GradientSteps
+from hpcfed.algorithms.steps import GradientSteps, Stopping, primal_dual_residual
 from hpcfed.capabilities import Array, LinearComposite, Smooth
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
+from hpcfed.lipschitz import norm
 from hpcfed.options import option
 
 
 @dataclass(frozen=True)
 class FpdfpState:
-    """The server's variables: primal ``x``, dual ``v`` (in the range of B) and the step size before any decay."""
+    """The server's variables: primal ``x``, dual ``v`` (in the range of B), the step size before any decay; and how far
+    the last round was from the optimality conditions, if --tol asks."""
 
     x: Array
     v: Array
     step: float
+    residual: float = math.inf
 
 
 @dataclass(frozen=True)
-class Fpdfp(GradientSteps):
+class Fpdfp(Stopping, GradientSteps):
     """Minimize ``(1/N) sum_i f_i(x) + g(Bx)`` (Zhu, Liang, Zhang: Federated primal dual fixed point algorithm, Alg. 4).
 
     Round k, with step ``gamma_k = step / (1 + k / step_decay)``: the server samples n clients and sends (x_k, v_k);
@@ -77,7 +81,14 @@ class Fpdfp(GradientSteps):
         if regularizer.identity:
             return FpdfpState(x, state.v, state.step)
         v = cohort.mean(dual, lossy=True)
-        return FpdfpState(x, state.v + v if self.quantize_dual == "difference" else v, state.step)
+        v = state.v + v if self.quantize_dual == "difference" else v
+        return FpdfpState(x, v, state.step, self._residual(state, x, v, gamma, regularizer))
+
+    def _residual(self, state: FpdfpState, x: Array, v: Array, gamma: float, regularizer: Any) -> float:
+        """From ``x' - x = -gamma (grad f(x) + B^T v')``, which holds for the clients' means."""
+        if self.tol is None:
+            return math.inf
+        return primal_dual_residual(norm(x - state.x) / gamma, norm(regularizer.adjoint(v)), norm(v - state.v), norm(v))
 
     def _local_step(
         self, client: Any, rng: np.random.Generator, x: Array, v: Array, gamma: float

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt
 
@@ -41,6 +42,34 @@ class Repetition:
     """A method whose clients take several steps in a round."""
 
     local_steps: Annotated[int, Ge(1)] = option(5, "steps that a client takes in a round")
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """A primal-dual method that can tell how far it is from the optimality conditions."""
+
+    tol: Annotated[float, Gt(0)] | None = option(
+        None,
+        "stop when the relative residuals of both optimality conditions, grad f(x) + B^T v = 0 and v in dg(Bx), are at "
+        "most this  [default: do all rounds]",
+    )
+
+    def residual(self, state: Any) -> float:
+        """The larger of the two residuals, as the state's last round found it."""
+        found: float = state.residual
+        return found
+
+
+def primal_dual_residual(force: float, dual_force: float, change: float, dual: float) -> float:
+    """The larger of two relative residuals.
+
+    Parameters
+    ----------
+    force, dual_force : ``|grad f(x) + B^T v|`` and ``|B^T v|``, which is ``|grad f(x)|`` at the optimum.
+    change, dual : ``|v' - v|`` and ``|v'|``, v' the dual after another dual step.
+    """
+    halves = [(force, dual_force), (change, dual)]
+    return max(math.inf if not whole and part else part / (whole or 1.0) for part, whole in halves)
 
 
 @dataclass(frozen=True)

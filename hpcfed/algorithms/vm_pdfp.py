@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,10 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from annotated_types import Gt, Lt
 
-from hpcfed.algorithms.steps import Batches, Sampling
+from hpcfed.algorithms.steps import Batches, Sampling, Stopping, primal_dual_residual
 from hpcfed.capabilities import Array, BoundedCurvature, LinearComposite, Preconditioned, Smooth
 from hpcfed.federation import Federation, PerClient
-from hpcfed.lipschitz import largest_eigenvalue, lipschitz_constant
+from hpcfed.lipschitz import largest_eigenvalue, lipschitz_constant, norm
 from hpcfed.options import option
 
 # An eigenvalue that power iteration has found to 1e-3 is this much above what it found, at most.
@@ -29,6 +30,7 @@ class VmPdfpState:
     v, u : duals of the regularizer and of the constraint; u is of size 0 without one.
     stored, mean : the clients' stored gradients and their mean over all clients.
     tau, lam : the steps.
+    residual : how far the last round was from the optimality conditions, if --tol asks.
     """
 
     x: Array
@@ -39,10 +41,11 @@ class VmPdfpState:
     mean: Array
     tau: float
     lam: float
+    residual: float = math.inf
 
 
 @dataclass(frozen=True)
-class VmPdfp(Batches, Sampling):
+class VmPdfp(Stopping, Batches, Sampling):
     """Minimize ``(1/N) sum_i f_i(x) + g(Bx)`` by primal-dual fixed-point steps in the metric of a linear map P.
 
     Client i of the round's n keeps a gradient ``h_i`` and sends ``Q(grad f_i(x) - h_i)``; with their mean d,
@@ -144,7 +147,12 @@ class VmPdfp(Batches, Sampling):
             u = pushed - state.lam * regularizer.project(pushed / state.lam)
             change = change + (u - state.u)
         x = y - state.tau * metric(change)
-        return replace(state, x=x, v=v, u=u, feasible=regularizer.project(x) if constrained else state.feasible)
+        residual = math.inf
+        if self.tol is not None:
+            pull = regularizer.adjoint(v) + u if constrained else regularizer.adjoint(v)
+            residual = primal_dual_residual(norm(gradient + pull), norm(pull), norm(v - state.v), norm(v))
+        feasible = regularizer.project(x) if constrained else state.feasible
+        return replace(state, x=x, feasible=feasible, v=v, u=u, residual=residual)
 
     def solution(self, state: VmPdfpState) -> Array:
         return state.feasible if state.feasible.shape[0] else state.x

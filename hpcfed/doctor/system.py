@@ -65,6 +65,22 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     return min((int(text) for text in limits if text.isdigit()), default=None)
 
 
+def memory_headroom(root: Path = Path("/")) -> int | None:
+    """The memory in bytes that the control groups let this process still take, None if it is unlimited.
+
+    What they count as used, less the file pages that the kernel gives back at once.
+    """
+    limits = _limits(root, "memory", "memory.max", "memory.limit_in_bytes")
+    used = _limits(root, "memory", "memory.current", "memory.usage_in_bytes")
+    details = _limits(root, "memory", "memory.stat", "memory.stat")
+    rooms = []
+    for limit, usage, detail in zip(limits, used, details, strict=False):
+        if limit.isdigit() and usage.isdigit():
+            pages = re.search(r"^(?:total_)?inactive_file (\d+)", detail, re.MULTILINE)
+            rooms.append(max(0, int(limit) - int(usage) + (int(pages[1]) if pages else 0)))
+    return min(rooms, default=None)
+
+
 def core_limit(root: Path = Path("/")) -> float | None:
     """The cores, possibly a fraction, that the control groups leave to this process, None if they do not say."""
     limits = _limits(root, "cpu", "cpu.max", "cpu.cfs_quota_us")

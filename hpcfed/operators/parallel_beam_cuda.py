@@ -40,6 +40,8 @@ class CudaParallelBeam:
         the process.
     """
 
+    beam = "parallel3d_vec"  # as ASTRA calls it
+
     def __init__(
         self,
         shape: tuple[int, int, int],
@@ -50,13 +52,13 @@ class CudaParallelBeam:
         device: int = 0,
         memory: int = 0,
     ) -> None:
-        _require_cuda()
+        require_cuda("CudaParallelBeam")
         import astra
         import torch
 
         self.shape = check_shape(shape)
         self.angles = np.atleast_1d(np.asarray(angles, dtype=np.float64))
-        self.num_columns = int(num_columns)
+        self.num_columns, self.num_rows = int(num_columns), self.shape[2]
         self.axis = (self.num_columns - 1) / 2 if axis is None else float(axis)
         check_geometry(self.angles, self.num_columns, self.axis)
         self.device = torch.device("cuda", device)
@@ -66,12 +68,12 @@ class CudaParallelBeam:
     @property
     def num_views(self) -> int:
         """Number of this client's views."""
-        return self.angles.size
+        return len(self._vectors)
 
     @property
     def nbytes(self) -> int:
         """Bytes held by the projector itself."""
-        return self.angles.nbytes + self._vectors.nbytes
+        return int(self._vectors.nbytes)
 
     def forward(self, volume: Tensor, views: NDArray[np.integer] | None = None, out: Tensor | None = None) -> Tensor:
         """``A x``, the line integrals, of shape (views, columns, rows)."""
@@ -83,7 +85,7 @@ class CudaParallelBeam:
     ) -> Tensor:
         """``A^T p``, nearly; ``projections`` holds the given views only, in their order."""
         count = self.num_views if views is None else len(views)
-        self._check(projections, (count, self.num_columns, self.shape[2]), "projections")
+        self._check(projections, (count, self.num_columns, self.num_rows), "projections")
         return _deliver(self._backproject(projections.permute(2, 0, 1).contiguous(), views).permute(1, 2, 0), out)
 
     def gradient(
@@ -96,7 +98,7 @@ class CudaParallelBeam:
     ) -> Tensor:
         """``scale * A^T (A x - b)``; ``projections`` holds all views, also where ``views`` selects some."""
         self._check(volume, self.shape, "volume")
-        self._check(projections, (self.num_views, self.num_columns, self.shape[2]), "projections")
+        self._check(projections, (self.num_views, self.num_columns, self.num_rows), "projections")
         residual = self._project(volume, views)
         residual -= (projections if views is None else projections[views]).permute(2, 0, 1)
         residual *= scale
@@ -135,7 +137,7 @@ class CudaParallelBeam:
 
         slices = volume.permute(2, 0, 1).contiguous()
         with self._projector(views) as (projector, num_views):
-            out = torch.empty((self.shape[2], num_views, self.num_columns), dtype=torch.float32, device=self.device)
+            out = torch.empty((self.num_rows, num_views, self.num_columns), dtype=torch.float32, device=self.device)
             with _written(out, slices, "projections"):
                 astra.projector3d.direct_FP(projector, slices, out=out)
         return out
@@ -158,7 +160,7 @@ class CudaParallelBeam:
         import astra
 
         vectors = self._vectors if views is None else self._vectors[views]
-        projection_geometry = astra.create_proj_geom("parallel3d_vec", self.shape[2], self.num_columns, vectors)
+        projection_geometry = astra.create_proj_geom(self.beam, self.num_rows, self.num_columns, vectors)
         projector = astra.create_projector("cuda3d", projection_geometry, astra.create_vol_geom(*self.shape))
         try:
             yield projector, len(vectors)
@@ -186,7 +188,8 @@ def projection_vectors(angles: NDArray[np.float64], num_columns: int, axis: floa
     return np.concatenate([ray, centre, column, np.stack([zero, zero, one], axis=1)], axis=1)
 
 
-def _require_cuda() -> None:
+def require_cuda(name: str) -> None:
+    """Raise a ConfigError unless ASTRA and torch can both use a GPU."""
     import astra
 
     # Where there is no GPU, ASTRA's answer spares the seconds that loading torch takes.
@@ -197,7 +200,7 @@ def _require_cuda() -> None:
             torch = None
         if torch is not None and torch.cuda.is_available():
             return
-    raise ConfigError("CudaParallelBeam: ASTRA and torch find no CUDA device that both can use; compute on the cpu")
+    raise ConfigError(f"{name}: ASTRA and torch find no CUDA device that both can use; compute on the cpu")
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,44 +16,54 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from hpcfed import devices
-from hpcfed.capabilities import Array, BoundedCurvature, LinearComposite, Smooth
+from hpcfed import devices, memory
+from hpcfed.capabilities import Array, BoundedCurvature, LinearComposite, Preconditioned, Smooth
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.federation import Federation
+from hpcfed.lipschitz import norm
+from hpcfed.operators.fourier_metric import FourierMetric
 from hpcfed.options import option
 from hpcfed.streams import Purpose
+from hpcfed.workloads.ct_geometry import Geometry
+from hpcfed.workloads.ct_options import ScanOptions, Size
 
 logger = logging.getLogger(__name__)
 
-Size = Annotated[int, Ge(1)]
 SSIM_WINDOW = 7
 # So many clients compare their share of the slices with the reference: the library that does it takes each rank a fifth
 # of a second to load.
 NUM_JUDGES = 4
-# Weight of the total variation for each view: near the best for the default phantom and noise at three sizes.
+# Bytes of a rank that has no arrays yet.
+RESIDENT = 190 << 20
+# Weight of the total variation for each view: near the best for the default phantom and noise at three sizes. With more
+# rays a view, the noise in a gradient grows with their root.
 MU_FOR_A_VIEW = 0.015
 
 
 @dataclass(frozen=True)
-class Ct:
+class Ct(ScanOptions):
     """Reconstruct a 3D volume x from X-ray projections b, with isotropic total variation.
 
     Minimizes ``1/2 |A x - b|^2 + mu sum_voxels |grad x|`` (problem (25) of Zhu, Liang, Zhang: Federated primal dual
     fixed point algorithm). The views are dealt to the N clients by a random permutation; client i's objective is
     ``f_i(x) = N/2 |A_i x - b_i|^2``, so that the clients' mean is the data misfit.
 
-    Units: voxels and detector pixels have size 1; attenuations are scaled so that the phantom's maximum (for a scan,
-    that of its filtered back-projection) is 1. If the attenuations are multiplied by c, mu must be, too. With twice the
-    views the misfit doubles, so the same smoothing needs twice the mu.
+    Units: voxels have size 1, as have the pixels of a parallel beam's detector; attenuations are scaled so that the
+    phantom's maximum (for a scan, that of its filtered back-projection) is 1. If the attenuations are multiplied by c,
+    mu must be, too. With twice the views the misfit doubles, so the same smoothing needs twice the mu.
+
+    Beams are parallel, a fan in every slice, or a cone. The source of a fan or cone is level with the volume's middle,
+    the detector upright and opposite. Of a parallel or fan beam each slice has its own detector row.
     """
 
     explanation: ClassVar[str] = (
         "Reconstruct a 3D volume from X-ray projections, the views split over the clients.\n\n"
-        "Minimizes 1/2 |Ax - b|^2 + mu sum |grad x| (isotropic 3D total variation) in parallel-beam geometry. Voxels "
-        "and detector pixels have size 1, attenuations are scaled to a maximum of 1. The default is a simulated scan "
-        "of a 3D Shepp-Logan phantom; --phantom takes a volume of your own, --projections a measured scan."
+        "Minimizes 1/2 |Ax - b|^2 + mu sum |grad x| (isotropic 3D total variation); beams are parallel, fans or cones. "
+        "Voxels have size 1, lengths are in voxels, attenuations are scaled to a maximum of 1. The default is a "
+        "simulated scan of a 3D Shepp-Logan phantom; --phantom takes a volume of your own, --projections a measured "
+        "scan."
     )
-    offers: ClassVar[tuple[type, ...]] = (Smooth, BoundedCurvature, LinearComposite)
+    offers: ClassVar[tuple[type, ...]] = (Smooth, BoundedCurvature, LinearComposite, Preconditioned)
     defaults: ClassVar[Mapping[str, Any]] = {
         "algorithm": "fpdfp",
         "compressor": "qsgd",
@@ -60,65 +73,55 @@ class Ct:
         "lam": 0.05,
     }
     pictures: ClassVar[tuple[str, ...]] = ("convergence", "slices")
-    compiled: ClassVar[tuple[str, ...]] = (
-        "hpcfed.operators.parallel_beam_kernels",
-        "hpcfed.operators.total_variation_kernels",
-    )
+    compiled: ClassVar[tuple[str, ...]] = ("hpcfed.operators.total_variation_kernels",)
 
     clients: Size = option(17, "number of clients N")
-    shape: tuple[Size, Size, Size] | None = option(
-        None, "volume: rows, columns, slices  [default: 256,256,64; of a scan: from its detector]", metavar="NY,NX,NZ"
-    )
-    views: Size | None = option(None, "views over 180 degrees  [default: 668; of a scan: all]")
-    detector: Size | None = option(None, "detector columns  [default: 512; of a scan: its own]", metavar="COLUMNS")
     phantom: str | None = option(
         None, "shepp-logan or a volume: .npy .npz .nii .nii.gz .tif  [default: shepp-logan]", metavar="NAME|FILE"
     )
-    projections: str | None = option(None, "a measured scan, HDF5 in the DXchange layout", metavar="FILE.h5")
+    projections: str | None = option(
+        None, "a measured scan: DXchange, NXtomo, Nikon, TIFF, .npz or .mat", metavar="FILE"
+    )
     axis: float | None = option(None, "detector column of the rotation axis  [default: found]", metavar="COLUMN")
     noise: Annotated[float, Ge(0)] | None = option(
         None, "variance of the Gaussian noise in simulated projections  [default: 0.02]"
     )
     mu: Annotated[float, Ge(0)] | None = option(
-        None, "weight of the total variation; scale it with views and attenuations  [default: 0.015 times the views]"
+        None,
+        "weight of the total variation; scale it with views and attenuations  [default: 0.015 times the views, times "
+        "the root of the rays that a view sends through a voxel of a fan or cone]",
     )
     nonnegative: bool = option(False, "constrain the attenuation to be nonnegative")
     projector: Literal["joseph", "astra"] = option(
-        "joseph", "on a CPU; joseph: compiled loops; astra: the sparse matrix of ASTRA's linear projector"
+        "joseph", "of a parallel beam on a CPU; joseph: compiled loops; astra: the matrix of ASTRA's linear projector"
     )
     start: Literal["fbp", "zero"] = option(
         "fbp", "starting volume; fbp: the mean of the clients' filtered back-projections, one exchange"
     )
 
     def __post_init__(self) -> None:
+        for name in ("phantom", "projections"):  # a path that holds from any folder
+            if getattr(self, name) not in (None, "shepp-logan"):
+                object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
         if self.projections is not None:
-            for name in ("phantom", "noise"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(f"--{name} {getattr(self, name)}: leave it out with --projections")
-            self._fill()
+            given = ("phantom", "noise", "source_distance", "detector_distance", "pixel_size")
+            self.refuse_given(*given, because="--projections")
             return
         if self.axis is not None:
             raise ConfigError(f"--axis {self.axis}: a simulated scan has its axis in the middle: leave it out")
         # All is known now, so that the configuration that is written to the run folder is complete.
-        self._fill(phantom="shepp-logan", shape=(256, 256, 64), views=668, detector=512, noise=0.02)
-        self._fill(mu=MU_FOR_A_VIEW * self.known("views"))
+        self.fill(phantom="shepp-logan", noise=0.02)
+        geometry = self.settle()
+        self.fill(mu=_usual_mu(geometry))
+        self._check_projector(geometry)
         if self.known("views") < self.clients:
             raise ConfigError(f"--views {self.views} for --clients {self.clients}: every client needs a view")
 
-    def _fill(self, **defaults: Any) -> None:
-        """Give options that were left out their value, and files a path that holds from any folder."""
-        for name, default in defaults.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, default)
-        for name in ("phantom", "projections"):
-            if getattr(self, name) not in (None, "shepp-logan"):
-                object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
-
-    def known(self, name: str) -> Any:
-        """An option that has its value by now."""
-        value = getattr(self, name)
-        assert value is not None, name
-        return value
+    def _check_projector(self, geometry: Geometry) -> None:
+        if self.projector == "astra" and geometry.kind != "parallel":
+            raise ConfigError(
+                f"--projector astra: there is none for a {geometry.kind} beam: leave it out"
+            ).on_all_ranks()
 
     def refuse(self, name: str, algorithm: Any) -> None:
         """Refuse an algorithm whose options do not go with this problem.
@@ -140,14 +143,13 @@ class Ct:
 
     def _simulate(self, fed: Federation) -> CtProblem:
         """Project a phantom; each client projects its own views and adds its own noise."""
-        shape, views, columns, noise = map(self.known, ("shape", "views", "detector", "noise"))
+        shape, noise, geometry = self.known("shape"), self.known("noise"), self.settle()
+        dealt = self._prepare(fed, geometry)
         truth = fed.once(lambda: self.reference(shape))
-        angles = np.linspace(0, np.pi, views, endpoint=False, dtype=np.float64)
-        dealt = _deal(views, fed)
         judges = min(NUM_JUDGES, fed.num_clients)
 
         def client(number: int, rng: np.random.Generator) -> CtClient:
-            projector = self._projector(fed.device, shape, angles[dealt[number]], columns, None)
+            projector = geometry.projector(shape, dealt[number], fed.device, self.projector)
             projections = projector.forward(fed.device.put(truth))
             errors = rng.standard_normal(tuple(projections.shape), dtype=np.float32)
             projections += fed.device.put(errors * np.float32(np.sqrt(noise)))
@@ -157,44 +159,38 @@ class Ct:
             )
 
         built = fed.build(client)
-        kept = truth if fed.writes else None
-        return CtProblem(self, built, Geometry(angles, columns, (columns - 1) / 2), truth=kept)
+        return CtProblem(self, built, geometry, truth=truth if fed.writes else None, hopeless=_hopeless(built))
 
     def _read_scan(self, fed: Federation, path: str) -> CtProblem:
         """Read a measured scan; each client reads its own views."""
         from hpcfed.data import scans
 
-        scan = fed.once(lambda: scans.open_dxchange(Path(path)))
-        shape = self.shape or (scan.num_columns, scan.num_columns, scan.num_rows)
-        if shape[2] > scan.num_rows:
-            raise ConfigError(
-                f"--shape {','.join(map(str, shape))}: {path} has {scan.num_rows} detector rows, one a slice"
-            ).on_all_ranks()
-        if self.detector not in (None, scan.num_columns):
-            raise ConfigError(
-                f"--detector {self.detector}: {path} has {scan.num_columns} columns: leave it out"
-            ).on_all_ranks()
+        scan = fed.once(lambda: scans.open_scan(Path(path)))
         num_views = self.views or scan.num_views
         if not self.clients <= num_views <= scan.num_views:
             raise ConfigError(
                 f"--views {num_views}: {path} has {scan.num_views} views, and each of {self.clients} clients needs one"
             ).on_all_ranks()
-        axis = self.axis if self.axis is not None else fed.once(lambda: scans.find_axis(scan))
-        if not 0 <= axis <= scan.num_columns - 1:
-            raise ConfigError(
-                f"--axis {axis:g}: {path} has columns 0 to {scan.num_columns - 1}: give one of them, or leave it out"
-            ).on_all_ranks()
-        found = replace(self, shape=shape, views=num_views, detector=scan.num_columns, axis=axis)
-        found._fill(mu=MU_FOR_A_VIEW * num_views)
         kept = np.linspace(0, scan.num_views - 1, num_views).round().astype(int)
-        first_row = (scan.num_rows - shape[2]) // 2
-        rows = slice(first_row, first_row + shape[2])
-        dealt = _deal(num_views, fed)
+        axis = self.axis if self.axis is not None or scan.beam is not None else scan.axis
+        if axis is None and scan.beam is None:
+            axis = fed.once(lambda: scans.find_axis(scan))
+        geometry, shape, rows = self.adopt(scan, kept, axis)
+        self._check_projector(geometry)
+        found = replace(
+            self,
+            shape=shape,
+            geometry=geometry.kind,
+            views=num_views,
+            detector=f"{geometry.columns},{geometry.rows}" if geometry.kind == "cone" else geometry.columns,
+            axis=self.axis if geometry.beam else geometry.axis,
+        )
+        found.fill(mu=_usual_mu(geometry))
+        dealt = found._prepare(fed, geometry)
 
         def client(number: int, rng: np.random.Generator) -> CtClient:
-            views = kept[dealt[number]]
-            projector = self._projector(fed.device, shape, scan.angles[views], scan.num_columns, axis)
-            projections = fed.device.put(scan.read(views, rows))
+            projector = geometry.projector(shape, dealt[number], fed.device, self.projector)
+            projections = fed.device.put(scan.read(kept[dealt[number]], rows))
             return CtClient(number, fed.num_clients, projector, projections, found._regularizer(), {}, fed.ledger.count)
 
         built = fed.build(client)
@@ -202,31 +198,30 @@ class Ct:
         scale = _typical_maximum(volume)
         for own in built.clients.values():
             own.projections[:] = own.projections / scale
-        for note in (*scan.notes, f"rotation axis at detector column {axis:.2f}", f"attenuation scale {scale:.5g}"):
+        for note in (*scan.notes, *geometry.notes(), f"attenuation scale {scale:.5g}"):
             logger.info("%s: %s", path, note)
-        geometry = Geometry(scan.angles[kept], scan.num_columns, axis, scale)
-        return CtProblem(found, built, geometry, filtered_backprojection=volume / scale)
+        scaled, start = replace(geometry, scale=scale), volume / scale
+        return CtProblem(found, built, scaled, filtered_backprojection=start, hopeless=_hopeless(built))
 
-    def _projector(
-        self,
-        device: devices.Device,
-        shape: tuple[int, int, int],
-        angles: NDArray[np.float64],
-        columns: int,
-        axis: float | None,
-    ) -> Any:
-        """A client's projector. Another geometry takes its place here."""
-        if device.is_gpu:
-            from hpcfed.operators.parallel_beam_cuda import CudaParallelBeam
-
-            return CudaParallelBeam(shape, angles, columns, axis, device=device.index, memory=device.memory)
-        if self.projector == "astra":
-            from hpcfed.operators.parallel_beam_astra import AstraParallelBeam
-
-            return AstraParallelBeam(shape, angles, columns, axis)
-        from hpcfed.operators.parallel_beam import ParallelBeam
-
-        return ParallelBeam(shape, angles, columns, axis)
+    def _prepare(self, fed: Federation, geometry: Geometry) -> list[NDArray[np.int64]]:
+        """The views of each client, once there is memory for them, and the compiled projector."""
+        dealt = _deal(len(geometry.angles), fed)
+        voxels = 4 * math.prod(self.known("shape"))
+        own = [len(dealt[number]) for number in fed.local]
+        view = 4 * geometry.columns * geometry.rows
+        needs = {
+            "volumes": (3 + len(own)) * voxels,
+            "duals": 3 * (2 + len(own)) * voxels,
+            "projections": (sum(own) + max(own)) * view,
+            "NumPy, MPI and compiled code": RESIDENT,
+        }
+        remedy = "use fewer voxels, pixels or ranks on a node, or more nodes"
+        memory.require(fed.communicator, fed.device, needs, remedy)
+        if not fed.device.is_gpu:
+            with fed.communicator.first_on_node():
+                for module in geometry.compiled:
+                    importlib.import_module(module)
+        return dealt
 
     def _regularizer(self) -> Any:
         from hpcfed.operators.total_variation import TotalVariation
@@ -245,28 +240,6 @@ class Ct:
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """What the projections mean: angles in radians, detector columns, the axis' column, the attenuations' scale."""
-
-    angles: NDArray[np.float64]
-    columns: int
-    axis: float
-    scale: float = 1.0
-
-    def attributes(self) -> dict[str, Any]:
-        """For ``result.h5``."""
-        return {
-            "beam": "parallel, rotation axis parallel to the slices' axis",
-            "angles": "radian, counter-clockwise, in the dataset geometry",
-            "detector_columns": self.columns,
-            "rotation_axis": self.axis,
-            "voxel_size": 1.0,
-            "detector_pixel_size": 1.0,
-            "attenuation_scale": self.scale,
-        }
-
-
-@dataclass(frozen=True)
 class CtClient:
     """One client's views and what can be computed from them; ``f_i(x) = N/2 |A_i x - b_i|^2``.
 
@@ -280,6 +253,15 @@ class CtClient:
     regularizer: Any
     reference: Mapping[int, NDArray[np.float32]]
     count: Callable[..., None]
+
+    @property
+    def metric(self) -> FourierMetric:
+        """The inverse of the blur of projecting along all directions and backprojecting."""
+        return _metric(self.projector.shape)
+
+    def energy(self, rng: np.random.Generator) -> float:
+        """This client's share of the misfit of an empty volume."""
+        return norm(self.projections) ** 2 / 2
 
     def value(self, x: Array) -> float:
         return float(self.num_clients * self.projector.misfit(x, self.projections))
@@ -326,7 +308,7 @@ class CtProblem:
     """The scan in place: where to start, what to measure, what to keep.
 
     ``truth`` is the phantom, on the rank that writes the result; ``filtered_backprojection`` the clients' mean, where
-    a scan's scale was found from it.
+    a scan's scale was found from it. ``hopeless`` is ten times the objective of an empty volume.
     """
 
     workload: Ct
@@ -334,6 +316,7 @@ class CtProblem:
     geometry: Geometry
     truth: NDArray[np.float32] | None = None
     filtered_backprojection: Array | None = None
+    hopeless: float = math.inf
 
     def start(self) -> Array:
         if self.workload.start == "zero":
@@ -365,10 +348,24 @@ class CtProblem:
         return results
 
 
+@cache
+def _metric(shape: tuple[int, int, int]) -> FourierMetric:
+    """One for all clients of a rank."""
+    return FourierMetric(shape)
+
+
+def _hopeless(fed: Federation) -> float:
+    return 10 * float(fed.total(fed.map(CtClient.energy)))
+
+
 def _deal(num_views: int, fed: Federation) -> list[NDArray[np.int64]]:
     """The views of each client, sorted: a random permutation cut into nearly equal parts, the first ones larger."""
     order = fed.streams.generator(Purpose.SPLIT).permutation(num_views)
     return [np.sort(part) for part in np.array_split(order, fed.num_clients)]
+
+
+def _usual_mu(geometry: Geometry) -> float:
+    return MU_FOR_A_VIEW * len(geometry.angles) * math.sqrt(geometry.density)
 
 
 def _typical_maximum(volume: Array) -> float:

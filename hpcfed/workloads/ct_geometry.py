@@ -1,0 +1,187 @@
+"""Where the rays of a scan run: the geometries of `hpcfed ct`, and the projectors that compute with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfed.data.scan_beam import Beam
+from hpcfed.devices import Device
+
+Shape = tuple[int, int, int]
+Kind = Literal["parallel", "fan", "cone"]
+
+# A gap of more than so many mean steps between views leaves a scan less than a turn.
+WIDE_GAP = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """What the projections of a scan mean; lengths are in units of a voxel's edge.
+
+    Attributes
+    ----------
+    kind : of a parallel or a fan beam, every slice has its detector row; a cone beam crosses the slices.
+    angles : of the views, in radians.
+    columns, rows : of the detector.
+    axis : detector column on which the rotation axis falls.
+    beam : source and detector of a fan or cone beam; its vectors, if any, are those of the views.
+    scale : what the attenuations were divided by.
+    voxel : edge of a voxel in the scan's own unit of length, where it is known.
+    """
+
+    kind: Kind
+    angles: NDArray[np.float64]
+    columns: int
+    rows: int
+    axis: float
+    beam: Beam | None = None
+    scale: float = 1.0
+    voxel: float | None = None
+
+    def projector(self, shape: Shape, views: NDArray[np.integer], device: Device, method: str) -> Any:
+        """The projector of a client that has these views; ``method`` is the way to project a parallel beam on a CPU."""
+        return PROJECTORS[self.kind](self, shape, views, device, method)
+
+    def vectors(self, views: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Source, detector middle, column step and row step of some views of a fan or cone beam, (views, 12)."""
+        assert self.beam is not None
+        if self.beam.vectors is not None:
+            return np.asarray(self.beam.vectors[views])
+        return self.beam.poses(self.angles[views], self.columns, self.rows)
+
+    @property
+    def arc(self) -> tuple[float, float] | None:
+        """First angle and extent of a scan that leaves a gap in the turn; None for a whole turn."""
+        count = len(self.angles)
+        turned = np.sort(self.angles % (2 * np.pi))
+        gaps = np.diff(turned, append=turned[0] + 2 * np.pi)
+        widest = int(gaps.argmax())
+        covered = 2 * np.pi - float(gaps[widest])
+        if count < 3 or gaps[widest] <= WIDE_GAP * covered / (count - 1):
+            return None
+        step = covered / (count - 1)
+        return float(turned[(widest + 1) % count]) - step / 2, covered + step
+
+    @property
+    def density(self) -> float:
+        """Rays of one view that meet a voxel at the rotation axis."""
+        if self.beam is None:
+            return 1.0
+        width, height = (size / self.beam.magnification for size in self.beam.pixel_size)
+        return 1 / (width * height if self.kind == "cone" else width)
+
+    @property
+    def compiled(self) -> tuple[str, ...]:
+        """Modules with compiled kernels that the projectors load."""
+        if self.beam is None:
+            return ("hpcfed.operators.parallel_beam_kernels",)
+        from hpcfed.operators.cone_beam import is_upright
+
+        upright = self.kind == "fan" or is_upright(self.vectors(np.arange(len(self.angles))))
+        return (f"hpcfed.operators.{'cone' if upright else 'tilted'}_beam_kernels",)
+
+    def notes(self) -> list[str]:
+        """What was found, a sentence each."""
+        if self.beam is None:
+            return [f"rotation axis at detector column {self.axis:.2f}"]
+        arc = self.arc
+        turn = "a whole turn" if arc is None else f"{np.rad2deg(arc[1]):.4g} degrees"
+        source, detector = self.beam.source_distance, self.beam.detector_distance
+        return [f"{self.kind} beam over {turn}, source {source:.5g} and detector {detector:.5g} voxels from the axis"]
+
+    def attributes(self) -> dict[str, Any]:
+        """For ``result.h5``."""
+        attributes: dict[str, Any] = {
+            "beam": BEAMS[self.kind],
+            "angles": "radian, counter-clockwise, in the dataset geometry",
+            "detector_columns": self.columns,
+            "detector_rows": self.rows,
+            "rotation_axis": self.axis,
+            "voxel_size": 1.0,
+            "detector_pixel_size": 1.0,
+            "attenuation_scale": self.scale,
+        }
+        if self.beam is not None:
+            attributes |= {
+                "detector_pixel_size": self.beam.pixel_size,
+                "source_distance": self.beam.source_distance,
+                "detector_distance": self.beam.detector_distance,
+                "source_row": self.beam.middle,
+                "distances": "from the rotation axis, in voxels",
+            }
+        if self.voxel is not None:
+            attributes["voxel_edge"] = self.voxel
+        return attributes
+
+
+BEAMS: Mapping[Kind, str] = {
+    "parallel": "parallel, rotation axis parallel to the slices' axis",
+    "fan": "fan in every slice, rotation axis parallel to the slices' axis",
+    "cone": "cone, rotation axis parallel to the slices' axis",
+}
+
+
+def covering(shape: Shape, columns: int, rows: int, source: float, detector: float) -> tuple[float, float]:
+    """Width and height of pixels with which a centred detector just sees the whole volume from every angle."""
+    radius = np.hypot(shape[0], shape[1]) / 2
+    width = 2 * (source + detector) * radius / np.sqrt(source**2 - radius**2) / columns
+    height = shape[2] * (source + detector) / (source - radius) / rows
+    return float(width), float(height)
+
+
+def _parallel(geometry: Geometry, shape: Shape, views: NDArray[np.integer], device: Device, method: str) -> Any:
+    angles, columns, axis = geometry.angles[views], geometry.columns, geometry.axis
+    if device.is_gpu:
+        from hpcfed.operators.parallel_beam_cuda import CudaParallelBeam
+
+        return CudaParallelBeam(shape, angles, columns, axis, device=device.index, memory=device.memory)
+    if method == "astra":
+        from hpcfed.operators.parallel_beam_astra import AstraParallelBeam
+
+        return AstraParallelBeam(shape, angles, columns, axis)
+    from hpcfed.operators.parallel_beam import ParallelBeam
+
+    return ParallelBeam(shape, angles, columns, axis)
+
+
+def _fan(geometry: Geometry, shape: Shape, views: NDArray[np.integer], device: Device, method: str) -> Any:
+    if device.is_gpu:
+        from hpcfed.operators.cone_beam_cuda import CudaFanBeam as OnGpu
+
+        own = {"device": device.index, "memory": device.memory}
+        return OnGpu(shape, geometry.vectors(views), geometry.columns, arc=geometry.arc, **own)
+    from hpcfed.operators.cone_beam import FanBeam
+
+    return FanBeam(shape, geometry.vectors(views), geometry.columns, arc=geometry.arc, threads=_threads())
+
+
+def _cone(geometry: Geometry, shape: Shape, views: NDArray[np.integer], device: Device, method: str) -> Any:
+    if device.is_gpu:
+        from hpcfed.operators.cone_beam_cuda import CudaConeBeam as OnGpu
+
+        own = {"device": device.index, "memory": device.memory}
+        return OnGpu(shape, geometry.vectors(views), geometry.columns, geometry.rows, arc=geometry.arc, **own)
+    from hpcfed.operators.cone_beam import ConeBeam
+
+    vectors, detector = geometry.vectors(views), (geometry.columns, geometry.rows)
+    return ConeBeam(shape, vectors, *detector, arc=geometry.arc, threads=_threads())
+
+
+def _threads() -> int:
+    """What OMP_NUM_THREADS allows: the bits are the same on any number."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return max(1, int(first)) if first.isdecimal() else 1
+
+
+# Another geometry takes its place here.
+PROJECTORS: Mapping[Kind, Callable[[Geometry, Shape, NDArray[np.integer], Device, str], Any]] = {
+    "parallel": _parallel,
+    "fan": _fan,
+    "cone": _cone,
+}
