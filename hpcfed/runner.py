@@ -215,12 +215,14 @@ class _Execution:
         report = algorithm.report(state, fed.at(run.rounds)) if hasattr(algorithm, "report") else Report()
         memory = max(self.communicator.gather(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
         if speaks:
-            ended = f"residual {residual:.3g} is at most --tol {tol:g}" if residual <= (tol or 0.0) else "all rounds"
+            ended = "all rounds" if tol is None else f"all rounds, residual {residual:.3g} above --tol {tol:g}"
+            if residual <= (tol or 0.0):
+                ended = f"round {number}: residual {residual:.3g} is at most --tol {tol:g}"
             facts = {
                 "command": self.run.command,
                 "ranks": self.communicator.size,
                 "peak_memory_bytes": memory,
-                "ended": f"{ended}, round {number}",
+                "ended": ended,
             }
             result.write(folder, self.run.config, problem, algorithm, state, report, **facts)
             if report.text:

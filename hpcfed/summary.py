@@ -16,8 +16,8 @@ def facts(folder: RunFolder) -> dict[str, Any]:
     """What a run is and how far it has come.
 
     Keys: ``workload, algorithm, clients, ranks, rounds`` (done), ``digest`` (SHA-256 of the solution's bytes),
-    ``finished``, ``peak_memory_bytes`` (of the rank that had most), ``metrics`` (the last record) and ``seconds`` by
-    kind. ``ranks``, ``digest`` and the memory are None until the run is finished.
+    ``finished``, ``ended`` (why), ``peak_memory_bytes`` (of the rank that had most), ``metrics`` (the last record) and
+    ``seconds`` by kind. ``ranks``, ``digest``, ``ended`` and the memory are None until the run is finished.
     """
     configuration = config.assemble({}, config.read_toml(folder.config), str(folder.config))
     history = folder.history()
@@ -32,6 +32,7 @@ def facts(folder: RunFolder) -> dict[str, Any]:
         "digest": attributes.get("digest"),
         "peak_memory_bytes": attributes.get("peak_memory_bytes"),
         "finished": folder.finished,
+        "ended": attributes.get("ended"),
         "seconds": last.pop("seconds", {}),
         "metrics": {name: value for name, value in last.items() if name != "round"},
     }
@@ -42,7 +43,7 @@ def table(facts: Mapping[str, Any]) -> str:
     rows = [(name, facts[name]) for name in ("workload", "algorithm", "clients", "ranks", "rounds", "digest")]
     if facts["peak_memory_bytes"]:
         rows.append(("memory", f"{facts['peak_memory_bytes'] / 2**20:.0f} MiB a rank at most"))
-    rows.append(("finished", "yes" if facts["finished"] else "no"))
+    rows.append(("finished", facts["ended"] or ("yes" if facts["finished"] else "no")))
     rows += [(name, f"{value:.6g}" if isinstance(value, float) else value) for name, value in facts["metrics"].items()]
     total = facts["seconds"].get("total", 0.0)
     for name, value in facts["seconds"].items():
@@ -59,7 +60,7 @@ def closing(folder: RunFolder) -> str:
     ranks = f"{known['ranks']} rank{'s' if known['ranks'] != 1 else ''}"
     lines = [
         f"{known['workload']} by {known['algorithm']}: {known['rounds']} rounds, {known['clients']} clients on {ranks}",
-        f"took {clock(known['seconds'].get('total', 0.0))}",
+        f"took {clock(known['seconds'].get('total', 0.0))}; ended after {known['ended']}",
         "  ".join(f"{name} {metrics[name]:.6g}" for name in CLOSING if name in metrics),
         f"digest {known['digest']}",
         *(f"picture {picture}" for picture in sorted(folder.path.glob("*.png"))),

@@ -85,7 +85,7 @@ def minimum(request):
     misfit = sum(cvxpy.sum_squares(c.matrix @ (x - c.target)) for c in fed.clients.values()) / (2 * CLIENTS)
     penalty = WEIGHT * cvxpy.sum(cvxpy.norm(cvxpy.vstack([each @ x for each in field_of]), 2, axis=0))
     problem = cvxpy.Problem(cvxpy.Minimize(misfit + penalty), [x >= 0] if request.param else [])
-    problem.solve(solver="CLARABEL", tol_gap_abs=1e-13, tol_gap_rel=1e-13, tol_feas=1e-13)
+    problem.solve(solver="CLARABEL", tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
     return request.param, np.asarray(x.value).reshape(SHAPE)
 
 

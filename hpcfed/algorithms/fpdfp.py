@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,7 +25,7 @@ class FpdfpState:
     x: Array
     v: Array
     step: float
-    residual: float = math.inf
+    residual: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,10 @@ class Fpdfp(Stopping, GradientSteps):
             raise ConfigError(
                 f"--lam {self.lam:.6g} exceeds 1/rho_max(B B^T) = {1 / bound:.6g}: choose at most that"
             ).on_all_ranks()
+        if self.tol is not None and regularizer.identity:
+            raise ConfigError(
+                f"--tol {self.tol:g}: with B = identity clients send no dual variable to judge by: leave it out"
+            ).on_all_ranks()
         return FpdfpState(start, 0 * regularizer.apply(start), self.first_step(fed, start))
 
     def round(self, state: FpdfpState, fed: Federation) -> FpdfpState:
@@ -87,7 +90,7 @@ class Fpdfp(Stopping, GradientSteps):
     def _residual(self, state: FpdfpState, x: Array, v: Array, gamma: float, regularizer: Any) -> float:
         """From ``x' - x = -gamma (grad f(x) + B^T v')``, which holds for the clients' means."""
         if self.tol is None:
-            return math.inf
+            return 1.0
         return primal_dual_residual(norm(x - state.x) / gamma, norm(regularizer.adjoint(v)), norm(v - state.v), norm(v))
 
     def _local_step(

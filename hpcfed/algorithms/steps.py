@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Lt
 
 from hpcfed.capabilities import Array, Proximal, Smooth
 from hpcfed.federation import Federation
@@ -48,7 +47,7 @@ class Repetition:
 class Stopping:
     """A primal-dual method that can tell how far it is from the optimality conditions."""
 
-    tol: Annotated[float, Gt(0)] | None = option(
+    tol: Annotated[float, Gt(0), Lt(1)] | None = option(
         None,
         "stop when the relative residuals of both optimality conditions, grad f(x) + B^T v = 0 and v in dg(Bx), are at "
         "most this  [default: do all rounds]",
@@ -61,7 +60,7 @@ class Stopping:
 
 
 def primal_dual_residual(force: float, dual_force: float, change: float, dual: float) -> float:
-    """The larger of two relative residuals.
+    """The larger of two relative residuals, at most 1 where there is nothing to compare with.
 
     Parameters
     ----------
@@ -69,7 +68,7 @@ def primal_dual_residual(force: float, dual_force: float, change: float, dual: f
     change, dual : ``|v' - v|`` and ``|v'|``, v' the dual after another dual step.
     """
     halves = [(force, dual_force), (change, dual)]
-    return max(math.inf if not whole and part else part / (whole or 1.0) for part, whole in halves)
+    return max(part / (whole or part or 1.0) for part, whole in halves)
 
 
 @dataclass(frozen=True)

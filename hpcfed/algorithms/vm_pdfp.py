@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -41,7 +40,7 @@ class VmPdfpState:
     mean: Array
     tau: float
     lam: float
-    residual: float = math.inf
+    residual: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class VmPdfp(Stopping, Batches, Sampling):
             u = pushed - state.lam * regularizer.project(pushed / state.lam)
             change = change + (u - state.u)
         x = y - state.tau * metric(change)
-        residual = math.inf
+        residual = 1.0
         if self.tol is not None:
             pull = regularizer.adjoint(v) + u if constrained else regularizer.adjoint(v)
             residual = primal_dual_residual(norm(gradient + pull), norm(pull), norm(v - state.v), norm(v))
