@@ -43,7 +43,7 @@ def table(facts: Mapping[str, Any]) -> str:
     rows = [(name, facts[name]) for name in ("workload", "algorithm", "clients", "ranks", "rounds", "digest")]
     if facts["peak_memory_bytes"]:
         rows.append(("memory", f"{facts['peak_memory_bytes'] / 2**20:.0f} MiB a rank at most"))
-    rows.append(("finished", facts["ended"] or ("yes" if facts["finished"] else "no")))
+    rows.append(("finished", f"yes, after {facts['ended']}" if facts["finished"] else "no"))
     rows += [(name, f"{value:.6g}" if isinstance(value, float) else value) for name, value in facts["metrics"].items()]
     total = facts["seconds"].get("total", 0.0)
     for name, value in facts["seconds"].items():
