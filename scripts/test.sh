@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole suite: format, lint, types, then the tests, those on several ranks last. Makes the environment if needed.
+# The whole suite: format, lint, types, then the tests, those on several ranks and on a private SLURM last. Makes the environment if needed.
 # Arguments go to pytest: scripts/test.sh -k checkpoint
 set -euo pipefail
 . "$(dirname "$0")/environment.sh" mpi,test
@@ -12,5 +12,6 @@ export OMP_NUM_THREADS=1
 if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi
-pytest -m "not mpi"
+pytest -m "not mpi and not slurm"
 pytest -m mpi
+pytest -m slurm
