@@ -18,7 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfed import shared_memory
 from hpcfed.errors import ConfigError, everywhere, portable
+from hpcfed.shared_memory import SharedMemory
 
 Bytes = NDArray[np.uint8]
 
@@ -75,6 +77,12 @@ class Communicator(Protocol):
     def first_on_node(self) -> contextlib.AbstractContextManager[None]:
         """Enter on one rank of each node first; the others enter when it has left."""
 
+    def shared(self) -> SharedMemory | None:
+        """Memory that all ranks read and write, if they are on one node; every rank must call it the first time."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks, awake: for waits that are short. What they have written before, all see after it."""
+
     def wait(self) -> None:
         """Wait for all ranks, asleep: for waits that may be long, in which spinning would take others' cores."""
 
@@ -123,6 +131,12 @@ class SerialCommunicator:
 
     def first_on_node(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def shared(self) -> SharedMemory | None:
+        return None
+
+    def barrier(self) -> None:
+        return None
 
     def wait(self) -> None:
         return None
@@ -218,6 +232,16 @@ class MpiCommunicator:
         yield
         if self._first_on_node:
             self._sleep_until_all(self._node)
+
+    def shared(self) -> SharedMemory | None:
+        return self._shared
+
+    @cached_property
+    def _shared(self) -> SharedMemory | None:
+        return shared_memory.share(self)
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
 
     def wait(self) -> None:
         self._sleep_until_all(self._comm)

@@ -5,7 +5,8 @@ Three ways:
 - *in order* (the default): an array is cut into one segment for each rank; each client's segments, compressed or not,
   travel to the ranks that own them, which add them up in client order in float64 and pass the result round. The
   traffic is that of an Allreduce. Where it is cheaper (`hpcfed.routes`), all compressed messages go to each node, whose
-  ranks are the owners of its own sum, or to each rank, which adds them up itself.
+  ranks are the owners of its own sum, or to each rank, which adds them up itself. Where all ranks are on one node,
+  uncompressed arrays do not travel: the ranks add them up in memory that they share (`hpcfed.shared_memory`).
 - *of integers*: clients round to a common grid, so their messages are small integers, whose sums are exact in any
   order: one integer Allreduce.
 - *in any order*: one plain floating-point Allreduce, whose bits depend on the number of ranks and on the MPI library.
@@ -23,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfed.communicator import Communicator, together
-from hpcfed.compressors.raw import Raw
+from hpcfed.compressors.raw import Raw, add
 from hpcfed.errors import ConfigError
 from hpcfed.ledger import Ledger
 from hpcfed.routes import Routes
+from hpcfed.shared_memory import SharedMemory
 
 Array = NDArray[Any]
 
@@ -36,6 +38,9 @@ ALIGNMENT = 8
 ELEMENTS_A_PASS = 1 << 22
 # Elements that are encoded, and decoded and added up, at a time: few enough that their sum stays in the cache.
 ELEMENTS_A_PIECE = 1 << 17
+# The same in shared memory, where nothing is decoded, the unit of a rank's part there (a page of float32), and elements
+# of all clients that every rank adds up itself.
+ELEMENTS_A_BLOCK, PAGE, ELEMENTS_ALONE = 1 << 14, 1 << 10, 1 << 14
 # A mean that is quantized on its way back is cut into parts that do not depend on the ranks: about 64, but not smaller
 # nor larger than this many elements. Each needs a stream, which takes longer to make than a small part to quantize.
 SMALLEST_PART, LARGEST_PART = 1 << 10, 1 << 16
@@ -88,6 +93,8 @@ def combine(
         result = _sum_of_integers(parcel, values, compressor, shape, dtype)
     elif sum_order == "any" and compressor is None:
         result = _sum_in_any_order(parcel, values, shape, dtype)
+    elif compressor is None and (memory := parcel.communicator.shared()) is not None:
+        result = _sum_in_shared_memory(parcel, memory, values, shape, dtype)
     else:
         return _sum_in_order(parcel, values, compressor or Raw(), shape, dtype)
     _count_broadcast(parcel, result.nbytes, 32 * result.size)
@@ -237,8 +244,6 @@ class _Travel:
             before[owner] += len(pieces)
         weights = [1.0] * len(places) if self.parcel.weights is None else self.parcel.weights
         room = np.empty(max(last - first for first, last in pieces))
-        # Multiplying by the inverse of a power of two has the same bits as dividing, in a quarter of the time.
-        exact = math.frexp(self.divisor)[0] == 0.5
         for number, (first, last) in enumerate(pieces):
             total = room[: last - first]
             total[:] = 0
@@ -246,10 +251,7 @@ class _Travel:
                 end = ends[owner][place + number]
                 segment = received[owner][end - sizes[owner][place + number] : end]
                 self.codec.accumulate(total, segment, self.shape, self.dtype, first, last, weight)
-            if exact:
-                total *= 1 / self.divisor
-            else:
-                total /= self.divisor
+            _divide(total, self.divisor)
             out[first - start : last - start] = total
 
     def _pass_round_quantized(self, codec: Any, own: Array, cuts: Sequence[int], part: int, result: Array) -> None:
@@ -276,6 +278,58 @@ class _Travel:
                 result[start:stop] = total
                 place += length
         self.received += sum(segments.size for segments in received)
+
+
+def _sum_in_shared_memory(
+    parcel: Parcel, memory: SharedMemory, values: Mapping[int, Array], shape: Any, dtype: Any
+) -> Array:
+    """Clients' arrays are put where all ranks see them, a pass at a time, and each rank adds up its part of the pass.
+
+    What is added up sooner than the ranks have met again, every rank adds up itself.
+    """
+    communicator, clients, size = parcel.communicator, len(parcel.cohort), math.prod(shape)
+    places = {client: place for place, client in enumerate(parcel.cohort)}
+    flat = {client: np.ascontiguousarray(value).reshape(-1) for client, value in values.items()}
+    parcel.ledger.send(wire_bytes_up=size * dtype.itemsize * len(flat), paper_bits_up=32 * size * len(flat))
+    weights = [1.0] * clients if parcel.weights is None else parcel.weights
+    alone = clients * size <= ELEMENTS_ALONE
+    parts, part = (1, 0) if alone else (communicator.size, communicator.rank)
+    result = memory.result(size * dtype.itemsize, alone)
+    total, rounded = (np.empty(min(size, ELEMENTS_A_BLOCK), kind) for kind in (np.float64, dtype))
+    step = memory.room // (clients * dtype.itemsize)
+    for first in range(0, size, step):
+        length = min(step, size - first)
+        start, stop = _cuts(0, length, parts, PAGE)[part : part + 2]
+        desk = memory.desk()[: clients * length * dtype.itemsize].view(dtype).reshape(clients, length)
+        arrays = list(desk)
+        for client, value in flat.items():
+            own, there = value[first : first + length], arrays[places[client]]
+            arrays[places[client]] = own
+            for others in (slice(length),) if alone else (slice(start), slice(stop, length)):
+                there[others] = own[others]
+        communicator.barrier()
+        result.open()
+        for begin in range(start, stop, ELEMENTS_A_BLOCK):
+            end = min(begin + ELEMENTS_A_BLOCK, stop)
+            block = total[: end - begin]
+            block[:] = 0
+            for array, weight in zip(arrays, weights, strict=True):
+                add(block, array[begin:end], weight)
+            _divide(block, parcel.divisor)
+            rounded[: block.size] = block
+            result.write((first + begin) * dtype.itemsize, rounded[: block.size])
+    if not alone:
+        communicator.barrier()
+    mean: Array = result.taken().view(dtype).reshape(shape)
+    return mean
+
+
+def _divide(total: Array, divisor: float) -> None:
+    """Divide in place; by a power of two as a product with its inverse, of the same bits in a quarter of the time."""
+    if math.frexp(divisor)[0] == 0.5:
+        total *= 1 / divisor
+    else:
+        total /= divisor
 
 
 def _one_crowd(size: int) -> list[tuple[int, int]]:

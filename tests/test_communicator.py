@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from conftest import finish, mpi_command, start
 
+from hpcfed import shared_memory
 from hpcfed.communicator import MpiCommunicator, SerialCommunicator, connect, launched_ranks
 from hpcfed.errors import ConfigError
 
@@ -48,6 +49,7 @@ class ThreadCommunicator:
         self._nodes = nodes or [0] * len(board.slots)
         self.rank = self.local_rank = rank
         self.size = self.local_size = len(board.slots)
+        self._shared = []  # the memory, or None, once somebody has asked for it
 
     def broadcast(self, value, root=0):
         return pickle.loads(self._board.swap(self.rank, pickle.dumps(value if self.rank == root else None))[root])
@@ -104,6 +106,14 @@ class ThreadCommunicator:
         yield
         if self.rank == 0:
             self.wait()
+
+    def shared(self):
+        if not self._shared:
+            self._shared.append(shared_memory.share(self))
+        return self._shared[0]
+
+    def barrier(self):
+        self._board.barrier.wait()
 
     def wait(self):
         self._board.barrier.wait()

@@ -56,5 +56,11 @@ class Raw:
         """Add ``weight`` times a received segment to `total`, in float64."""
         values = segment.view(dtype)
         for begin in range(0, values.size, PIECE):
-            piece = slice(begin, begin + PIECE)
-            total[piece] += np.multiply(values[piece], weight, dtype=np.float64)
+            add(total[begin : begin + PIECE], values[begin : begin + PIECE], weight)
+
+
+def add(total: NDArray[np.float64], values: NDArray[Any], weight: float) -> None:
+    """Add ``weight * values`` to `total` in place, in float64."""
+    if weight != 1.0:  # to multiply by one would change no bit and take as long as the addition
+        values = np.multiply(values, weight, dtype=np.float64)
+    np.add(total, values, out=total)
