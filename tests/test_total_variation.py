@@ -189,3 +189,43 @@ def test_says_what_is_wrong(rng):
     x[1, 2, 3] = np.nan
     assert np.isnan(regularizer.value(x))
     assert np.isnan(regularizer.step(x, regularizer.apply(x * 0), x * 0, 1.0, 0.1)[0]).any()
+
+
+@pytest.mark.parametrize("nonnegative", [False, True])
+def test_the_set_of_volumes_inside_is_projected_on(rng, nonnegative):
+    """Of each voxel on its own: cleared outside, clipped at zero inside."""
+    inside = np.array([[True, False, True], [False, True, True]])
+    regularizer, x = TotalVariation((2, 3, 4), 1, nonnegative, inside), noise(rng, 2, 3, 4)
+    found = regularizer.project(x)
+    np.testing.assert_array_equal(found[~inside], 0)
+    np.testing.assert_array_equal(found[inside], x[inside].clip(0) if nonnegative else x[inside])
+    torch = pytest.importorskip("torch")
+    np.testing.assert_array_equal(regularizer.project(torch.from_numpy(x)).numpy(), found)
+
+
+@pytest.mark.parametrize("nonnegative", [False, True])
+def test_a_step_with_a_mask_is_that_of_the_definition(rng, nonnegative):
+    shape, gamma, lam = (5, 6, 4), 0.3, 0.07
+    inside = rng.random(shape[:2]) < 0.6
+    regularizer = TotalVariation(shape, 0.2, nonnegative, inside)
+    x, gradient = noise(rng, *shape), noise(rng, *shape)
+    v = regularizer.dual_prox(noise(rng, 3, *shape))
+    change, dual = regularizer.step(x, v, gradient, gamma, lam)
+    allowed = np.broadcast_to(inside[:, :, None], shape)
+
+    def nearest(y):
+        return np.where(allowed, y.clip(0) if nonnegative else y, 0)
+
+    predicted = nearest(x - gamma * (gradient + regularizer.adjoint(v)))
+    field = (lam / gamma) * regularizer.apply(predicted.astype(np.float32)) + v
+    expected = field / np.maximum(np.linalg.norm(field, axis=0) / 0.2, 1)
+    np.testing.assert_allclose(dual, expected, atol=1e-6)
+    moved = nearest(x - gamma * (gradient + regularizer.adjoint(expected.astype(np.float32))))
+    np.testing.assert_allclose(x + change, moved, atol=1e-6)
+    np.testing.assert_array_equal((x + change)[~allowed], 0)
+
+
+@pytest.mark.parametrize("inside", [np.ones((5, 4), bool), np.ones((4, 5))])
+def test_a_mask_of_another_shape_or_type_is_refused(inside):
+    with pytest.raises(DataError, match="inside"):
+        TotalVariation((4, 5, 6), 1, inside=inside)

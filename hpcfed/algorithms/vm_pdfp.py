@@ -75,13 +75,13 @@ class VmPdfp(Stopping, Batches, Sampling):
     metric: Literal["fourier", "plain"] = option(
         "fourier", "P; fourier: the inverse of the blur of projecting and backprojecting; plain: the identity"
     )
-    step_factor: Annotated[float, Gt(0), Lt(2)] = option(1.0, "tau is this over the estimated L")
+    tau_factor: Annotated[float, Gt(0), Lt(2)] = option(1.0, "tau is this over the estimated L")
 
     def init(self, fed: Federation, start: Array) -> VmPdfpState:
         regularizer, metric = fed.any_client.regularizer, self._metric(fed)
         constrained = regularizer.project(start) is not start
         constant = self._constant(fed, start, metric)
-        tau = self.step_factor / constant
+        tau = self.tau_factor / constant
 
         def dual_product(direction: Array) -> Array:
             image = regularizer.adjoint(regularizer.apply(direction))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.operators.parallel_beam import check_array, check_shape, output
@@ -21,25 +22,37 @@ Array = Any  # a NumPy array, or a tensor of a library that the Python array API
 
 
 class TotalVariation:
-    """The regularizer ``g(Bx)``, with a nonnegativity constraint if asked for.
+    """The regularizer ``g(Bx)``, with a constraint set if asked for.
 
     Parameters
     ----------
     shape : (ny, nx, nz) of the volume.
     weight : factor of the total variation, at least 0.
     nonnegative : whether `step` keeps the volume at or above zero.
+    inside : bool (ny, nx); where it is False, `step` keeps all slices at zero. None: nowhere.
 
     Attributes
     ----------
     norm_bound : upper bound of ``rho_max(B B^T)``: 4 for each axis longer than 1.
     """
 
-    def __init__(self, shape: tuple[int, int, int], weight: float, nonnegative: bool = False) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        weight: float,
+        nonnegative: bool = False,
+        inside: NDArray[np.bool_] | None = None,
+    ) -> None:
         self.shape = check_shape(shape)
+        if inside is not None and (inside.shape != self.shape[:2] or inside.dtype != np.bool_):
+            raise DataError(
+                f"inside is {inside.dtype} {inside.shape}: give bool {self.shape[:2]}, as the volume's rows"
+            )
         if not (np.isfinite(weight) and weight >= 0):
             raise ConfigError(f"weight = {weight} of the total variation: give a finite number, at least 0")
         self.weight = float(weight)
         self.nonnegative = bool(nonnegative)
+        self.inside = None if inside is None else np.ascontiguousarray(inside)
         self.identity = False
         self.norm_bound = 4.0 * sum(size > 1 for size in self.shape)
 
@@ -95,7 +108,7 @@ class TotalVariation:
     def step(self, x: Array, v: Array, gradient: Array, gamma: float, lam: float) -> tuple[Array, Array]:
         """A client's step of the primal-dual fixed-point method, from the volume x and the dual v.
 
-        With ``P`` the projection on the nonnegative volumes, or the identity without that constraint::
+        With ``P`` the projection on the constraint set, or the identity without one::
 
             y    = P(x - gamma gradient - gamma B^T v)
             dual = dual_prox(lam/gamma B y + v)
@@ -121,7 +134,8 @@ class TotalVariation:
         check_array(gradient, self.shape, "gradient")
         difference, dual = np.empty_like(x), np.empty_like(v)
         lowest = 0.0 if self.nonnegative else -np.inf
-        kernels.step(x, v, gradient, gamma, lam, self.weight, lowest, difference, dual)
+        inside = np.ones(self.shape[:2], np.bool_) if self.inside is None else self.inside
+        kernels.step(x, v, gradient, gamma, lam, self.weight, lowest, inside, difference, dual)
         return difference, dual
 
     def _array_step(self, x: Array, v: Array, gradient: Array, gamma: float, lam: float) -> tuple[Array, Array]:
@@ -131,8 +145,13 @@ class TotalVariation:
         return self.project(target - gamma * differences_adjoint(dual)) - x, dual
 
     def project(self, x: Array) -> Array:
-        """The nearest volume of the constraint set: nonnegative values, or x itself without that constraint."""
-        return _namespace(x).clip(x, min=0) if self.nonnegative else x
+        """The nearest volume of the constraint set: x clipped at zero and cleared outside; x itself without one."""
+        if self.nonnegative:
+            x = _namespace(x).clip(x, min=0)
+        if self.inside is None:
+            return x
+        xp = _namespace(x)
+        return xp.where(xp.asarray(self.inside[:, :, None], device=_device(x)), x, xp.zeros_like(x))
 
 
 def differences(x: Array) -> Array:

@@ -16,6 +16,7 @@ _volume_out = types.float32[:, :, ::1]
 _field_out = types.float32[:, :, :, ::1]
 _row_out = types.float32[::1]
 _plane_out = types.float32[:, ::1]
+_mask = types.Array(types.boolean, 2, "C", readonly=True)
 
 # Products may be fused into sums; nothing here may assume that numbers are finite.
 _compile = {"cache": True, "error_model": "numpy", "fastmath": {"contract"}, "nogil": True}
@@ -78,8 +79,8 @@ def project(v, radius, out):  # type: ignore[no-untyped-def]
                 to_z[h] = shrink * z[h]
 
 
-@njit(types.void(_volume, _field, _volume, types.int64, types.float32, types.float32, _plane_out), **_compile)
-def _predict(x, v, gradient, i, gamma, lowest, plane):  # type: ignore[no-untyped-def]
+@njit(types.void(_volume, _field, _volume, types.int64, types.float32, types.float32, _mask, _plane_out), **_compile)
+def _predict(x, v, gradient, i, gamma, lowest, inside, plane):  # type: ignore[no-untyped-def]
     """Write row i of ``P(x - gamma (gradient + B^T v))``, with its last column and slice written twice."""
     _, nx, nz = x.shape
     for k in range(nx):
@@ -89,6 +90,8 @@ def _predict(x, v, gradient, i, gamma, lowest, plane):  # type: ignore[no-untype
         for h in range(nz):
             value = start[h] - gamma * (slope[h] + row[h])
             row[h] = lowest if value < lowest else value
+        if not inside[i, k]:
+            row[:] = 0.0
         plane[k, nz] = plane[k, nz - 1]
     for h in range(nz + 1):
         plane[nx, h] = plane[nx - 1, h]
@@ -96,21 +99,33 @@ def _predict(x, v, gradient, i, gamma, lowest, plane):  # type: ignore[no-untype
 
 @njit(
     types.void(
-        _volume, _field, _volume, types.float32, types.float32, types.float32, types.float32, _volume_out, _field_out
+        _volume,
+        _field,
+        _volume,
+        types.float32,
+        types.float32,
+        types.float32,
+        types.float32,
+        _mask,
+        _volume_out,
+        _field_out,
     ),
     **_compile,
 )
-def step(x, v, gradient, gamma, lam, radius, lowest, difference, dual):  # type: ignore[no-untyped-def]
-    """The whole client step of `TotalVariation.step`; ``lowest`` is the lower bound of x, -inf without one."""
+def step(x, v, gradient, gamma, lam, radius, lowest, inside, difference, dual):  # type: ignore[no-untyped-def]
+    """The whole client step of `TotalVariation.step`.
+
+    ``lowest`` is the lower bound of x, -inf without one; of the columns (y, x) that are not ``inside`` all is 0.
+    """
     ny, nx, nz = x.shape
     sigma = lam / gamma
     planes = np.empty((2, nx + 1, nz + 1), dtype=np.float32)
-    _predict(x, v, gradient, 0, gamma, lowest, planes[0])
+    _predict(x, v, gradient, 0, gamma, lowest, inside, planes[0])
     for i in range(ny):
         here, below = planes[i % 2], planes[i % 2]
         if i + 1 < ny:
             below = planes[(i + 1) % 2]
-            _predict(x, v, gradient, i + 1, gamma, lowest, below)
+            _predict(x, v, gradient, i + 1, gamma, lowest, inside, below)
         for k in range(nx):
             row, row_below, right = here[k], below[k], here[k + 1]
             y, along_x, z = v[0, i, k], v[1, i, k], v[2, i, k]
@@ -130,6 +145,9 @@ def step(x, v, gradient, gamma, lam, radius, lowest, difference, dual):  # type:
             for h in range(nz):
                 value = start[h] - gamma * (slope[h] + moved[h])
                 moved[h] = (lowest if value < lowest else value) - start[h]
+            if not inside[i, k]:
+                for h in range(nz):
+                    moved[h] = -start[h]
 
 
 @njit(types.float64(_volume, types.int64, types.int64), **(_compile | {"fastmath": {"contract", "reassoc"}}))

@@ -18,17 +18,19 @@ from hpcfed.plots.looks import configuration
 from hpcfed.plots.planes import slices
 from hpcfed.plots.sensitivity import sensitivity
 from hpcfed.plots.sparsity import sparsity
+from hpcfed.plots.weights import mu
 from hpcfed.run_folder import RunFolder
 
 __all__ = ["PICTURES", "comparison", "convergence", "draw", "sensitivity"]
 
-# Pictures of a finished run besides its convergence, by the names that workloads give.
-PICTURES: dict[str, Callable[[RunFolder, Path], Path]] = {
+# Pictures of a finished run besides its convergence, by the names that workloads give; None: nothing to draw.
+PICTURES: dict[str, Callable[[RunFolder, Path], Path | None]] = {
     "slices": slices,
     "holdings": holdings,
     "losses": losses,
     "adaptation": adaptation,
     "sparsity": sparsity,
+    "mu": mu,
 }
 
 
@@ -56,7 +58,8 @@ def draw(folders: Sequence[RunFolder], out: Path | None = None) -> list[Path]:
     folder = folders[0]
     written = [convergence(folders, out or folder.path / "convergence.png")]
     if folder.finished:
-        written += [PICTURES[name](folder, folder.path / f"{name}.png") for name in _pictures(folder)]
+        drawn = [PICTURES[name](folder, folder.path / f"{name}.png") for name in _pictures(folder)]
+        written += [path for path in drawn if path is not None]
     return written
 
 

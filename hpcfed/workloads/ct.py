@@ -23,9 +23,8 @@ from hpcfed.federation import Federation
 from hpcfed.lipschitz import norm
 from hpcfed.operators.fourier_metric import FourierMetric
 from hpcfed.options import option
-from hpcfed.streams import Purpose
-from hpcfed.workloads.ct_geometry import Geometry
-from hpcfed.workloads.ct_options import ScanOptions, Size
+from hpcfed.workloads.ct_geometry import Geometry, deal, inscribed
+from hpcfed.workloads.ct_options import ScanOptions, Size, usual_mu
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +34,6 @@ SSIM_WINDOW = 7
 NUM_JUDGES = 4
 # Bytes of a rank that has no arrays yet.
 RESIDENT = 190 << 20
-# Weight of the total variation for each view: near the best for the default phantom and noise at three sizes. With more
-# rays a view, the noise in a gradient grows with their root.
-MU_FOR_A_VIEW = 0.015
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Ct(ScanOptions):
         "step": "1.9/L",
         "lam": 0.05,
     }
-    pictures: ClassVar[tuple[str, ...]] = ("convergence", "slices")
+    pictures: ClassVar[tuple[str, ...]] = ("convergence", "slices", "mu")
     compiled: ClassVar[tuple[str, ...]] = ("hpcfed.operators.total_variation_kernels",)
 
     clients: Size = option(17, "number of clients N")
@@ -82,21 +78,30 @@ class Ct(ScanOptions):
     projections: str | None = option(
         None, "a measured scan: DXchange, NXtomo, Nikon, TIFF, .npz or .mat", metavar="FILE"
     )
+    rings: bool = option(False, "correct the pixels of a measured scan that draw rings, by algotom, as it is read")
     axis: float | None = option(None, "detector column of the rotation axis  [default: found]", metavar="COLUMN")
     noise: Annotated[float, Ge(0)] | None = option(
         None, "variance of the Gaussian noise in simulated projections  [default: 0.02]"
     )
-    mu: Annotated[float, Ge(0)] | None = option(
+    mu: Annotated[float, Ge(0)] | Literal["auto"] | None = option(
         None,
-        "weight of the total variation; scale it with views and attenuations  [default: 0.015 times the views, times "
-        "the root of the rays that a view sends through a voxel of a fan or cone]",
+        "weight of the total variation; scale it with views and attenuations; auto: what predicts views set aside best "
+        " [default: 0.015 times the views, times the root of the rays that a view sends through a voxel of a fan or "
+        "cone]",
+        metavar="FLOAT|auto",
     )
     nonnegative: bool = option(False, "constrain the attenuation to be nonnegative")
+    mask: Literal["cylinder", "none"] = option(
+        "none", "cylinder: constrain the attenuation to be 0 outside the cylinder that touches the volume's sides"
+    )
     projector: Literal["joseph", "astra"] = option(
         "joseph", "of a parallel beam on a CPU; joseph: compiled loops; astra: the matrix of ASTRA's linear projector"
     )
     start: Literal["fbp", "zero"] = option(
         "fbp", "starting volume; fbp: the mean of the clients' filtered back-projections, one exchange"
+    )
+    levels: Size = option(
+        1, "start from the minimum on voxels and pixels of twice the edge, found likewise on one level less; 1: start"
     )
 
     def __post_init__(self) -> None:
@@ -107,12 +112,14 @@ class Ct(ScanOptions):
             given = ("phantom", "noise", "source_distance", "detector_distance", "pixel_size")
             self.refuse_given(*given, because="--projections")
             return
+        if self.rings:
+            raise ConfigError("--rings: a simulated scan has none: leave it out")
         if self.axis is not None:
             raise ConfigError(f"--axis {self.axis}: a simulated scan has its axis in the middle: leave it out")
         # All is known now, so that the configuration that is written to the run folder is complete.
         self.fill(phantom="shepp-logan", noise=0.02)
         geometry = self.settle()
-        self.fill(mu=_usual_mu(geometry))
+        self.fill(mu=usual_mu(geometry))
         self._check_projector(geometry)
         if self.known("views") < self.clients:
             raise ConfigError(f"--views {self.views} for --clients {self.clients}: every client needs a view")
@@ -135,10 +142,15 @@ class Ct(ScanOptions):
             bound = 4 * sum(size > 1 for size in self.shape)
             if lam * bound > 1:
                 raise ConfigError(f"--lam {lam:.6g} exceeds 1/rho_max(B B^T) = 1/{bound}: choose at most that")
-        if self.nonnegative and lam is None:
-            raise ConfigError(f"--nonnegative: {name} keeps no constraint: leave it out or use fpdfp")
+        if (self.nonnegative or self.mask != "none") and LinearComposite not in algorithm.needs:
+            given = "--nonnegative" if self.nonnegative else f"--mask {self.mask}"
+            raise ConfigError(f"{given}: {name} keeps no constraint: leave it out or use fpdfp or vm-pdfp")
 
     def build(self, fed: Federation) -> CtProblem:
+        if self.mu == "auto":
+            from hpcfed.workloads import ct_weight
+
+            return ct_weight.with_best_mu(replace(self, mu=None).build(fed))
         return self._simulate(fed) if self.projections is None else self._read_scan(fed, self.projections)
 
     def _simulate(self, fed: Federation) -> CtProblem:
@@ -155,7 +167,7 @@ class Ct(ScanOptions):
             projections += fed.device.put(errors * np.float32(np.sqrt(noise)))
             reference = {z: truth[:, :, z].copy() for z in range(shape[2]) if z % judges == number}
             return CtClient(
-                number, fed.num_clients, projector, projections, self._regularizer(), reference, fed.ledger.count
+                number, fed.num_clients, projector, projections, self.regularizer(), reference, fed.ledger.count
             )
 
         built = fed.build(client)
@@ -163,9 +175,11 @@ class Ct(ScanOptions):
 
     def _read_scan(self, fed: Federation, path: str) -> CtProblem:
         """Read a measured scan; each client reads its own views."""
-        from hpcfed.data import scans
+        from hpcfed.data import scan_rings, scans
 
         scan = fed.once(lambda: scans.open_scan(Path(path)))
+        if self.rings:
+            scan = fed.once(lambda: scan_rings.without_rings(scan))
         num_views = self.views or scan.num_views
         if not self.clients <= num_views <= scan.num_views:
             raise ConfigError(
@@ -185,13 +199,13 @@ class Ct(ScanOptions):
             detector=f"{geometry.columns},{geometry.rows}" if geometry.kind == "cone" else geometry.columns,
             axis=self.axis if geometry.beam else geometry.axis,
         )
-        found.fill(mu=_usual_mu(geometry))
+        found.fill(mu=usual_mu(geometry))
         dealt = found._prepare(fed, geometry)
 
         def client(number: int, rng: np.random.Generator) -> CtClient:
             projector = geometry.projector(shape, dealt[number], fed.device, self.projector)
             projections = fed.device.put(scan.read(kept[dealt[number]], rows))
-            return CtClient(number, fed.num_clients, projector, projections, found._regularizer(), {}, fed.ledger.count)
+            return CtClient(number, fed.num_clients, projector, projections, found.regularizer(), {}, fed.ledger.count)
 
         built = fed.build(client)
         volume = built.mean(built.map(CtClient.filtered_backprojection))
@@ -205,7 +219,7 @@ class Ct(ScanOptions):
 
     def _prepare(self, fed: Federation, geometry: Geometry) -> list[NDArray[np.int64]]:
         """The views of each client, once there is memory for them, and the compiled projector."""
-        dealt = _deal(len(geometry.angles), fed)
+        dealt = deal(len(geometry.angles), fed)
         voxels = 4 * math.prod(self.known("shape"))
         own = [len(dealt[number]) for number in fed.local]
         view = 4 * geometry.columns * geometry.rows
@@ -223,10 +237,12 @@ class Ct(ScanOptions):
                     importlib.import_module(module)
         return dealt
 
-    def _regularizer(self) -> Any:
+    def regularizer(self) -> Any:
+        """What all clients share: total variation, and the constraints."""
         from hpcfed.operators.total_variation import TotalVariation
 
-        return TotalVariation(self.known("shape"), self.known("mu"), self.nonnegative)
+        shape, weight = self.known("shape"), self.known("mu")
+        return TotalVariation(shape, weight, self.nonnegative, inscribed(shape) if self.mask == "cylinder" else None)
 
     def reference(self, shape: tuple[int, int, int]) -> NDArray[np.float32]:
         """The phantom, with maximum 1."""
@@ -319,12 +335,20 @@ class CtProblem:
     hopeless: float = math.inf
 
     def start(self) -> Array:
+        if self.workload.levels > 1:
+            from hpcfed.workloads import ct_levels
+
+            return ct_levels.start(self)
+        return self.plain_start()
+
+    def plain_start(self) -> Array:
+        """The start on this level alone."""
         if self.workload.start == "zero":
             return self.fed.device.put(np.zeros(self.workload.known("shape"), np.float32))
         x = self.filtered_backprojection
         if x is None:
             x = self.fed.mean(self.fed.map(CtClient.filtered_backprojection))
-        return x.clip(0) if self.workload.nonnegative else x
+        return self.fed.any_client.regularizer.project(x)
 
     def metrics(self, solution: Array, fed: Federation) -> dict[str, float]:
         """Objective, misfit and total variation; PSNR (peak 1) and SSIM (mean over slices) of a simulated scan."""
@@ -342,9 +366,16 @@ class CtProblem:
     def results(self, solution: Array) -> Mapping[str, tuple[Array, Mapping[str, Any]]]:
         axes = {"axes": "y x z", "unit": "attenuation per voxel / attenuation_scale"}
         geometry = self.geometry.attributes()
-        results = {"volume": (solution, {**axes, **geometry}), "geometry": (self.geometry.angles, geometry)}
+        results: dict[str, tuple[Array, Mapping[str, Any]]] = {
+            "volume": (solution, {**axes, **geometry}),
+            "geometry": (self.geometry.angles, geometry),
+        }
         if self.truth is not None:
             results["reference"] = (self.truth, axes)
+        if self.fed.journal.entries:
+            from hpcfed.workloads import ct_weight
+
+            results |= ct_weight.tried(self.fed.journal.entries)
         return results
 
 
@@ -356,16 +387,6 @@ def _metric(shape: tuple[int, int, int]) -> FourierMetric:
 
 def _hopeless(fed: Federation) -> float:
     return 10 * float(fed.total(fed.map(CtClient.energy)))
-
-
-def _deal(num_views: int, fed: Federation) -> list[NDArray[np.int64]]:
-    """The views of each client, sorted: a random permutation cut into nearly equal parts, the first ones larger."""
-    order = fed.streams.generator(Purpose.SPLIT).permutation(num_views)
-    return [np.sort(part) for part in np.array_split(order, fed.num_clients)]
-
-
-def _usual_mu(geometry: Geometry) -> float:
-    return MU_FOR_A_VIEW * len(geometry.angles) * math.sqrt(geometry.density)
 
 
 def _typical_maximum(volume: Array) -> float:

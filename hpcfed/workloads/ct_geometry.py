@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from hpcfed.data.scan_beam import Beam
 from hpcfed.devices import Device
+from hpcfed.federation import Federation
+from hpcfed.streams import Purpose
 
 Shape = tuple[int, int, int]
 Kind = Literal["parallel", "fan", "cone"]
@@ -54,6 +56,34 @@ class Geometry:
         if self.beam.vectors is not None:
             return np.asarray(self.beam.vectors[views])
         return self.beam.poses(self.angles[views], self.columns, self.rows)
+
+    def coarser(self) -> Geometry:
+        """The same scan with voxels and pixels of twice the edge, lengths in the new voxels."""
+        columns, rows = -(-self.columns // 2), -(-self.rows // 2)
+        beam = self.beam
+        if beam is not None:
+            beam = replace(
+                beam,
+                source_distance=beam.source_distance / 2,
+                detector_distance=beam.detector_distance / 2,
+                axis=(beam.axis - 0.5) / 2,
+                middle=(beam.middle - 0.5) / 2,
+                vectors=None if beam.vectors is None else self._coarser_vectors(beam.vectors),
+            )
+        return replace(
+            self,
+            columns=columns,
+            rows=rows,
+            axis=(self.axis - 0.5) / 2,
+            beam=beam,
+            voxel=None if self.voxel is None else 2 * self.voxel,
+        )
+
+    def _coarser_vectors(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Half the lengths but for the steps between pixels; with odd numbers of these the middle moves."""
+        source, middle, u, v = np.split(vectors, 4, axis=1)
+        middle = middle + self.columns % 2 / 2 * u + self.rows % 2 / 2 * v
+        return np.concatenate([source / 2, middle / 2, u, v], axis=1)
 
     @property
     def arc(self) -> tuple[float, float] | None:
@@ -133,6 +163,19 @@ def covering(shape: Shape, columns: int, rows: int, source: float, detector: flo
     width = 2 * (source + detector) * radius / np.sqrt(source**2 - radius**2) / columns
     height = shape[2] * (source + detector) / (source - radius) / rows
     return float(width), float(height)
+
+
+def deal(num_views: int, fed: Federation) -> list[NDArray[np.int64]]:
+    """The views of each client, sorted: a random permutation cut into nearly equal parts, the first ones larger."""
+    order = fed.streams.generator(Purpose.SPLIT).permutation(num_views)
+    return [np.sort(part) for part in np.array_split(order, fed.num_clients)]
+
+
+def inscribed(shape: Shape) -> NDArray[np.bool_]:
+    """Which columns (y, x) of a volume have their middle in the largest upright cylinder about its rotation axis."""
+    ny, nx, _ = shape
+    y, x = np.arange(ny)[:, None] - (ny - 1) / 2, np.arange(nx) - (nx - 1) / 2
+    return np.asarray(np.hypot(y, x) <= min(ny, nx) / 2)
 
 
 def _parallel(geometry: Geometry, shape: Shape, views: NDArray[np.integer], device: Device, method: str) -> Any:
