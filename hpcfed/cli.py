@@ -34,6 +34,7 @@ from hpcfed import (
 from hpcfed.cluster import launcher
 from hpcfed.communicator import Communicator, SerialCommunicator
 from hpcfed.errors import ConfigError, HpcfedError
+from hpcfed.planning import commands as planning_commands
 from hpcfed.privacy import commands as privacy_commands
 
 logger = logging.getLogger(__name__)
@@ -369,13 +370,21 @@ def list_() -> None:
     click.echo(summary.catalogue())
 
 
-@commands.command(short_help="Check this machine and say what to do.")
-def doctor() -> None:
-    """Check MPI, HDF5, ASTRA, CUDA, threads and memory, and say what to do. Works under mpirun, too."""
-    from hpcfed.doctor import Examination
+@commands.command(short_help="Check this machine and say what to do, or measure it.")
+@click.option("--measure", is_flag=True, help="Measure messages, memory and disk instead, for hpcfed plan.")
+@click.option("--out", metavar="FILE.json", help="Profile to write  [default: in the user's cache folder].")
+def doctor(measure: bool, out: str | None) -> None:
+    """Check MPI, HDF5, ASTRA, CUDA, threads and memory, and say what to do. Works under mpirun, too.
 
+    With --measure: a profile of the machine, by which hpcfed plan predicts what a run will cost.
+    """
+    from hpcfed.doctor import Examination
+    from hpcfed.planning.measure import Measurement
+
+    if out is not None and not measure:
+        raise ConfigError(f"--out {out} is for the profile: give --measure, or leave it out")
     session: Session = click.get_current_context().obj
-    session.start(Examination(dict(session.tuned)))
+    session.start(Measurement(Path(out) if out else None) if measure else Examination(dict(session.tuned)))
 
 
 for command in (
@@ -385,6 +394,7 @@ for command in (
     cli_cluster.submit,
     cli_outcomes.export,
     cli_outcomes.report,
+    planning_commands.plan,
     privacy_commands.private,
 ):
     commands.add_command(command)

@@ -16,7 +16,17 @@ import numpy as np
 
 import hpcfed
 from hpcfed.doctor.findings import Finding
-from hpcfed.doctor.system import GIBI, MEBI, core_limit, human_size, memory_limit, plural, proc_size, version
+from hpcfed.doctor.system import (
+    GIBI,
+    MEBI,
+    core_limit,
+    disk_speed,
+    human_size,
+    memory_limit,
+    plural,
+    proc_size,
+    version,
+)
 
 # Modules by the name of their package.
 PACKAGES = {
@@ -29,6 +39,8 @@ PACKAGES = {
     "matplotlib": "matplotlib",
     "mpi4py": "mpi4py",
 }
+# Bytes that are written to find out how fast a disk is, and bytes a second below which it is slow.
+WRITTEN, SLOW = 16 * MEBI, 20 * MEBI
 # What Open MPI may map of /dev/shm for a rank.
 SHARED_MEMORY = 16 * MEBI
 
@@ -81,11 +93,14 @@ def storage(local_size: int) -> Iterator[Finding]:
                 file["values"] = values
             with h5py.File(path, "r") as file:
                 same = np.array_equal(file["values"][:], values)
+            speed = disk_speed(folder, WRITTEN)
     except OSError as error:
         remedy = "change to a folder that can be written; if locking is refused: export HDF5_USE_FILE_LOCKING=FALSE"
         yield Finding("!!", "HDF5", f"{library}; no file can be written in {Path.cwd()}: {error}", remedy)
     else:
         yield Finding("ok" if same else "!!", "HDF5", f"{library}; a file reads {'' if same else 'NOT '}as written")
+        remedy = "checkpoints will take long: choose another disk with --out" if speed < SLOW else ""
+        yield Finding("!!" if remedy else "ok", "disk speed", f"{human_size(int(speed))}/s written and on it", remedy)
 
 
 def memory(local_size: int) -> Iterator[Finding]:

@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +121,17 @@ def proc_size(file: str, name: str) -> int:
     except OSError:
         return 0
     return int(found[1]) * 1024 if found else 0
+
+
+def disk_speed(folder: str | Path, size: int) -> float:
+    """Bytes a second that are on the disk of a folder when the call returns."""
+    block = bytes(size)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        start = time.perf_counter()
+        file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return size / (time.perf_counter() - start)
 
 
 def output(*command: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import platform
 import re
@@ -11,6 +12,7 @@ import socket
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed import __version__, environment
+from hpcfed import __version__, devices, environment
 from hpcfed.communicator import Communicator
 from hpcfed.doctor.findings import Finding
 from hpcfed.doctor.system import (
@@ -33,6 +35,8 @@ from hpcfed.doctor.system import (
     proc_size,
 )
 
+# What chooses the way of messages in Open MPI and in MPICH.
+TRANSPORT = ("OMPI_MCA_pml", "OMPI_MCA_btl", "UCX_TLS", "FI_PROVIDER")
 YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 
@@ -41,7 +45,8 @@ class Rank:
     """What a rank tells about itself.
 
     ``cores`` is its core mask, ``resident`` its memory in bytes, ``mpi`` None without MPI, ``seconds`` the time of
-    an Allreduce of 1 MiB and ``right`` whether that gave the right sum.
+    an Allreduce of 1 MiB and ``right`` whether that gave the right sum. ``gpu`` is the one that its clients would
+    compute on, ``gpus`` how many its node has, ``transport`` what was set of the way that its messages go.
     """
 
     host: str
@@ -52,6 +57,10 @@ class Rank:
     mpi: Library | None
     seconds: float
     right: bool
+    threads: str = "1"
+    gpu: str = ""
+    gpus: int = 0
+    transport: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,16 +92,30 @@ def tell(communicator: Communicator) -> Rank:
         start = time.perf_counter()
         total = communicator.sum(ones)
         seconds.append(time.perf_counter() - start)
+    resident = proc_size("self/status", "VmRSS")
     return Rank(
         host=socket.gethostname(),
         versions=f"Python {platform.python_version()}, hpcfed {__version__}, numpy {np.__version__}",
         cores=frozenset(os.sched_getaffinity(0)),
         yields=os.environ.get(YIELD, "").lower() in ("1", "true", "yes", "enabled"),
-        resident=proc_size("self/status", "VmRSS"),
+        resident=resident,
         mpi=loaded_library() if "mpi4py.MPI" in sys.modules else None,
         seconds=statistics.median(seconds[1:]),
         right=bool(np.all(total == communicator.size * (communicator.size + 1) / 2)),
+        threads=os.environ.get("OMP_NUM_THREADS", "all cores'"),
+        gpu=_gpu(communicator.local_rank),
+        gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        transport=" ".join(os.environ[name] for name in TRANSPORT if name in os.environ),
     )
+
+
+def _gpu(local_rank: int) -> str:
+    """The GPU that a rank takes, by its number on the node; empty without one."""
+    try:
+        device = devices.choose("auto", local_rank)
+    except Exception as error:  # a driver may fail in any way, and the checks of the node say so
+        return f"?, {type(error).__name__}"
+    return str(device.index) if device.is_gpu else ""
 
 
 def mpi_library(world: World) -> Iterator[Finding]:
@@ -160,6 +183,44 @@ def ranks(world: World) -> Iterator[Finding]:
     yield Finding("ok", "rank memory", f"at most {human_size(resident)} resident, with nothing loaded yet")
 
 
+def places(world: World) -> Iterator[Finding]:
+    """Where each rank is and what it has; ranks in a row that have the same are one line."""
+    table = [
+        f"{rank.host}: {_numbers('core', rank.cores)}, {rank.threads} thread{'s' * (rank.threads != '1')}, "
+        f"{'GPU ' + rank.gpu if rank.gpu else 'no GPU'}, messages by {rank.transport or 'what MPI chooses'}"
+        for rank in world.ranks
+    ]
+    first = 0
+    for text, group in itertools.groupby(table):
+        last = first + len(list(group)) - 1
+        yield Finding("ok", f"rank {first}" if first == last else f"ranks {first}-{last}", text)
+        first = last + 1
+    for host, here in world.hosts.items():
+        used, there = len({rank.gpu for rank in here} - {""}), max(rank.gpus for rank in here)
+        if 0 < used < there:
+            remedy = f"start at least {there} ranks on a node, or ask the scheduler for fewer GPUs"
+            yield Finding("!!", "GPUs", f"{there - used} of {there} GPUs of {host} have no rank", remedy)
+        masks = Counter(rank.cores for rank in here)
+        if len(here) <= len(frozenset[int]().union(*masks)):  # otherwise they have to share
+            for mask, count in masks.items():
+                if count > len(mask):
+                    remedy = "start with mpirun --map-by core, or --bind-to none"
+                    text = f"{count} ranks of {host} are bound to {_numbers('core', mask)}, others are free"
+                    yield Finding("!!", "binding", text, remedy)
+
+
+def _numbers(thing: str, numbers: frozenset[int]) -> str:
+    """Numbers in words, such as ``cores 0-3, 8``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    listed = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{thing}{'s' if len(numbers) != 1 else ''} {listed}"
+
+
 def cores(world: World) -> Iterator[Finding]:
     """Ranks that outnumber the cores must give them up while they wait."""
     spins = any(rank.mpi and rank.mpi.family == "Open MPI" and not rank.yields for rank in world.ranks)
@@ -213,4 +274,4 @@ def settings(world: World) -> Iterator[Finding]:
         yield Finding("--", "settings", f"left unset: {' '.join(unset)}", "without --no-mpi-tuning hpcfed sets them")
 
 
-CHECKS: Sequence[Callable[[World], Iterator[Finding]]] = (mpi_library, ranks, cores, threads, settings)
+CHECKS: Sequence[Callable[[World], Iterator[Finding]]] = (mpi_library, ranks, places, cores, threads, settings)
