@@ -1,9 +1,25 @@
 """Checkpoints: HDF5, keyed by client id, so that what 17 ranks saved 4 ranks can resume.
 
-A checkpoint is a folder ``round-00000040`` with ``state.h5`` (replicated values and counters, written by rank 0) and,
-for methods whose clients keep state, ``clients-0003.h5`` for each rank that owns clients. It is written under a
-temporary name, flushed to the disk and renamed, so a killed run leaves either a whole checkpoint or none. The file
-``SHA256SUMS`` inside lists every file's checksum (``sha256sum -c`` checks it). The last two checkpoints are kept.
+A run keeps the last few (two by default) in ``checkpoints/``, each a folder of files that h5py, h5dump and sha256sum
+read without this package::
+
+    round-00000040/
+      state.h5            attributes format, round, num_clients; groups seconds and totals, whose attributes say what
+                          the rounds cost so far; group state: the replicated values (written by rank 0)
+      clients-0003.h5     group state: what rank 3's clients keep, for methods whose clients keep anything
+      SHA256SUMS          the checksums of all the others (sha256sum -c SHA256SUMS)
+
+A state is a dataclass and becomes a group of its fields: an array is a dataset of its own type and shape, with the
+attributes ``backend`` (``numpy`` or ``torch``) and ``number`` (whether it is a plain number); a nested dataclass is a
+group; None an empty group with the attribute ``kind = "None"``; values that live with clients a group with
+``kind = "PerClient"``, empty in ``state.h5``, with one member for each client, named by its id, in the other files.
+
+A checkpoint is written under the name ``round-00000040.tmp``, flushed to the disk and renamed, so a killed run leaves
+either a whole one or none. Ranks write at the same time, large states in a thread beside the rounds (see `Writer`).
+
+``FORMAT`` numbers this layout. Adding an attribute or a member that a reader may pass over leaves it as it is. Whatever
+an older reader would misread raises it by one, and `load` then also reads the number before, so that a run can be
+resumed after an update. Other numbers are refused, and so is a state whose method has got other fields since.
 """
 
 from __future__ import annotations
@@ -17,7 +33,8 @@ import re
 import shutil
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +42,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed import devices
+from hpcfed import devices, hdf5
 from hpcfed.communicator import Communicator, together
 from hpcfed.errors import CheckpointError
 from hpcfed.federation import Federation, PerClient
@@ -33,6 +50,7 @@ from hpcfed.federation import Federation, PerClient
 logger = logging.getLogger(__name__)
 
 KEEP = 2
+WORTH_A_THREAD = 1 << 20  # bytes of a state; smaller ones are written before a thread would have started to help
 SUMS = "SHA256SUMS"
 FORMAT = 1
 _CLIENTS = "PerClient"
@@ -48,53 +66,71 @@ class Checkpoint:
     totals: dict[str, int]
 
 
-def save(folder: Path, checkpoint: Checkpoint, fed: Federation) -> None:
-    """Write a checkpoint into ``folder`` and drop all but the last two. Every rank must call it.
+def save(folder: Path, checkpoint: Checkpoint, fed: Federation, keep: int = KEEP) -> None:
+    """Write a checkpoint into ``folder`` and drop all but the last ``keep``. Every rank must call it.
 
     Raises
     ------
     CheckpointError
         On every rank, if any rank cannot write; earlier checkpoints are as they were.
     """
-    communicator = fed.communicator
-    first = communicator.rank == 0
-    final = folder / f"round-{checkpoint.round:08d}"
-    temporary = final.with_suffix(".tmp")
-    written: list[Path] = []
-    with _writing(communicator, final):
-        if first:
-            for left_behind in folder.glob("*.tmp"):
-                shutil.rmtree(left_behind, ignore_errors=True)
-            temporary.mkdir(parents=True)
-    with _writing(communicator, final):
-        if _has_clients(checkpoint.state):
-            written.append(temporary / f"clients-{communicator.rank:04d}.h5")
-            with _new_file(written[-1]) as file:
-                _write(file, "state", checkpoint.state, replicated=False)
-        if first:
-            written.append(temporary / "state.h5")
-            with _new_file(written[-1]) as file:
-                file.attrs.update(format=FORMAT, round=checkpoint.round, num_clients=fed.num_clients)
-                file.create_group("seconds").attrs.update(checkpoint.seconds)
-                file.create_group("totals").attrs.update(checkpoint.totals)
-                _write(file, "state", checkpoint.state, replicated=True)
-        sums = [f"{_sha256(path)}  {path.name}\n" for path in written]
-    everyone = communicator.gather(sums)
-    with _writing(communicator, final):
-        if first:
-            # state.h5, which every checkpoint has, comes last: a list that was cut short lacks it.
-            (temporary / SUMS).write_text(
-                "".join(line for part in reversed(everyone) for line in part), encoding="ascii"
-            )
-            _sync(temporary / SUMS)
-            _sync(temporary)
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(temporary, final)
-            _sync(folder)
-            # What claims to be of a later round is what this run found damaged when it resumed.
-            trusted = [path for path in _found(folder) if round_of(path) <= checkpoint.round]
-            for old in set(_found(folder)) - set(trusted[-KEEP:]):
-                shutil.rmtree(old, ignore_errors=True)
+    final = _prepare(folder, checkpoint.round, fed.communicator)
+    _complete(final, lambda: _write_files(final, checkpoint, fed), fed.communicator, keep)
+
+
+class Writer:
+    """Writes the checkpoints of a run, large ones while its rounds go on. Every rank must make every call but `busy`.
+
+    A thread of each rank writes that rank's files. It needs no copy of a state, as states never change, and it leaves
+    MPI alone: once no rank is busy, `settle` makes a checkpoint of what all have written. Until then the one before is
+    the last. A checkpoint that cannot be written costs a warning.
+
+    Attributes
+    ----------
+    last_round : the round of the last checkpoint that it completed, 0 before.
+    """
+
+    def __init__(self, folder: Path, fed: Federation, keep: int = KEEP) -> None:
+        self.last_round = 0
+        self._folder, self._fed, self._keep = folder, fed, keep
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: tuple[Path, Future[list[str]]] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is still writing."""
+        return self._pending is not None and not self._pending[1].done()
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Begin a checkpoint, after the end of the one before. A small one is complete when this returns."""
+        self.finish()
+        with self._warning():
+            final = _prepare(self._folder, checkpoint.round, self._fed.communicator)
+            self._pending = final, self._thread.submit(_write_files, final, checkpoint, self._fed)
+            if _size(checkpoint.state) < WORTH_A_THREAD:
+                wait([self._pending[1]])
+        self.settle()
+
+    def settle(self) -> None:
+        """Complete the checkpoint if all ranks have written theirs by now."""
+        if self._pending is not None and not self._fed.communicator.maximum(np.array([self.busy], np.int32))[0]:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the checkpoint is complete, if one has begun."""
+        if self._pending is None:
+            return
+        (final, written), self._pending = self._pending, None
+        with self._warning():
+            _complete(final, written.result, self._fed.communicator, self._keep)
+            self.last_round = round_of(final)
+
+    @contextlib.contextmanager
+    def _warning(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError as error:
+            logger.warning("%s; the run goes on without it", error)
 
 
 def latest(folder: Path) -> Path | None:
@@ -266,7 +302,75 @@ def _has_clients(state: Any) -> bool:
     return any(_has_clients(getattr(state, field.name)) for field in dataclasses.fields(state))
 
 
+def _size(value: Any) -> int:
+    """The bytes of all arrays in a state."""
+    if dataclasses.is_dataclass(value):
+        return sum(_size(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, PerClient):
+        return sum(_size(own) for own in value.values())
+    return int(getattr(value, "nbytes", 0))
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _prepare(folder: Path, number: int, communicator: Communicator) -> Path:
+    """Make room for the files of a checkpoint that will have the path returned."""
+    final = folder / f"round-{number:08d}"
+    with _writing(communicator, final):
+        if communicator.rank == 0:
+            for left_behind in folder.glob("*.tmp"):
+                shutil.rmtree(left_behind, ignore_errors=True)
+            _temporary(final).mkdir(parents=True)
+    return final
+
+
+def _write_files(final: Path, checkpoint: Checkpoint, fed: Federation) -> list[str]:
+    """Write this rank's files; returns their lines of the list of checksums."""
+    written: list[Path] = []
+    if _has_clients(checkpoint.state):
+        written.append(_temporary(final) / f"clients-{fed.communicator.rank:04d}.h5")
+        with hdf5.new_file(written[-1]) as file:
+            _write(file, "state", checkpoint.state, replicated=False)
+    if fed.writes:
+        written.append(_temporary(final) / "state.h5")
+        with hdf5.new_file(written[-1]) as file:
+            file.attrs.update(format=FORMAT, round=checkpoint.round, num_clients=fed.num_clients)
+            file.create_group("seconds").attrs.update(checkpoint.seconds)
+            file.create_group("totals").attrs.update(checkpoint.totals)
+            _write(file, "state", checkpoint.state, replicated=True)
+    return [f"{_flushed_sha256(path)}  {path.name}\n" for path in written]
+
+
+def _complete(final: Path, written: Callable[[], list[str]], communicator: Communicator, keep: int) -> None:
+    """Make a checkpoint of what the ranks have written, of which ``written()`` tells when it is done."""
+    temporary, folder = _temporary(final), final.parent
+    try:
+        with _writing(communicator, final):
+            sums = written()
+        everyone = communicator.gather(sums)
+        with _writing(communicator, final):
+            if communicator.rank == 0:
+                # state.h5, which every checkpoint has, comes last: a list that was cut short lacks it.
+                lines = [line for part in reversed(everyone) for line in part]
+                (temporary / SUMS).write_text("".join(lines), encoding="ascii")
+                hdf5.sync(temporary / SUMS)
+                hdf5.sync(temporary)
+                shutil.rmtree(final, ignore_errors=True)
+                os.replace(temporary, final)
+                hdf5.sync(folder)
+                # What claims to be of a later round is what this run found damaged when it resumed.
+                trusted = [path for path in _found(folder) if round_of(path) <= round_of(final)]
+                for old in set(_found(folder)) - set(trusted[-keep:]):
+                    shutil.rmtree(old, ignore_errors=True)
+    except CheckpointError:
+        if communicator.rank == 0:  # what is left of it takes the room that others may need
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _temporary(final: Path) -> Path:
+    return final.with_suffix(".tmp")
 
 
 def _found(folder: Path) -> list[Path]:
@@ -285,20 +389,13 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[Any]:
-    """An HDF5 file that is on the disk when the block ends."""
-    with h5py.File(str(path), "w") as file:
-        yield file
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _flushed_sha256(path: Path) -> str:
+    """The checksum of a file, which is on the disk when it is known: the disk and the processor work side by side."""
+    with ThreadPoolExecutor(max_workers=1) as disk:
+        flushed = disk.submit(hdf5.sync, path)
+        checksum = _sha256(path)
+        flushed.result()
+    return checksum
 
 
 @contextlib.contextmanager
@@ -308,5 +405,5 @@ def _writing(communicator: Communicator, path: Path) -> Iterator[None]:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
             raise CheckpointError(f"checkpoint {path} cannot be written: {reason}") from error

@@ -24,7 +24,7 @@ from annotated_types import Ge
 
 from hpcfed import __version__, registry
 from hpcfed.capabilities import explain_missing
-from hpcfed.checkpoint import keeps_clients
+from hpcfed.checkpoint import KEEP, keeps_clients
 from hpcfed.errors import ConfigError
 from hpcfed.lipschitz import check_step
 from hpcfed.options import option
@@ -43,6 +43,7 @@ class RunOptions:
     out: str | None = option(None, "run folder to make  [default: runs/WORKLOAD-DATE-ID]", metavar="DIR")
     record_every: Annotated[int, Ge(1)] = option(1, "write metrics every this many rounds")
     checkpoint_every: str = option("300s", "rounds (20) or time (600s, 10m, 2h) between checkpoints; 0: only the last")
+    keep: Annotated[int, Ge(1)] = option(KEEP, "how many checkpoints to keep, of which older ones make up for damage")
     sum_order: Literal["client", "any"] = option(
         "client", "client: the same bits on any number of ranks; any: one plain Allreduce a sum"
     )

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed import __version__, devices
+from hpcfed import __version__, devices, hdf5
 from hpcfed.config import RunConfig
 from hpcfed.errors import DataError
 from hpcfed.protocols import Report
@@ -42,7 +42,7 @@ def write(
         (folder.path / name).write_text(text, encoding="utf-8")
     temporary = folder.result.with_suffix(".tmp")
     solution = algorithm.solution(state)
-    with h5py.File(str(temporary), "w") as file:
+    with hdf5.new_file(temporary) as file:
         file.attrs.update(
             workload=config.workload.name,
             algorithm=config.algorithm.name,
@@ -69,8 +69,7 @@ def write(
             date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             **{package: _version(package) for package in PACKAGES},
         )
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
+    hdf5.sync(temporary)
     os.replace(temporary, folder.result)
 
 

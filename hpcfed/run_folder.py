@@ -5,7 +5,7 @@
     config.toml     the complete configuration; hpcfed run DIR/config.toml repeats the run
     tuning.json     what --tune tried, if it was asked for
     metrics.jsonl   one line a recorded round
-    checkpoints/    the last two checkpoints
+    checkpoints/    the last checkpoints, two by default
     result.h5       solution, history, provenance; written last: the mark of a finished run
     *.png           pictures
     privacy.json    what a private method has spent and may claim

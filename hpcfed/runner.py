@@ -166,6 +166,7 @@ class _Execution:
         number, residual = first, math.nan
         every_rounds, every_seconds = run.checkpoint_rule()
         saved_time = time.monotonic()
+        writer = checkpoint.Writer(folder.checkpoints, fed, run.keep)
         records = recorder.Recorder(folder, speaks)
         progress = recorder.progress(speaks and self.run.progress, first, run.rounds)
         try:
@@ -200,15 +201,27 @@ class _Execution:
                 if stop or due or last:
                     self._refuse_divergence(number, "norm of the solution", norm(solution))
                     self._refuse_difference(number, solution)
-                    self._save(state, fed, number)
+                    self._save(writer, state, number)
                     saved_time = time.monotonic()
+                with self.ledger.clock("checkpoint"):
+                    if stop or last:
+                        writer.finish()
+                    else:
+                        writer.settle()
                 if last:
                     break
                 if stop:
+                    kept = "checkpoint written"
+                    if writer.last_round != number:
+                        kept = f"the last checkpoint is of round {writer.last_round or first}"
                     raise Interrupted(
-                        f"stopped by a signal after round {number} of {run.rounds}, checkpoint written: "
+                        f"stopped by a signal after round {number} of {run.rounds}, {kept}: "
                         f"go on with hpcfed resume {folder.path}"
                     ).on_all_ranks()
+        except Exception as error:
+            if getattr(error, "everywhere", False):  # all ranks are here, and what they were writing is sound
+                writer.finish()
+            raise
         finally:
             records.close()
             progress.close()
@@ -224,7 +237,13 @@ class _Execution:
                 "peak_memory_bytes": memory,
                 "ended": ended,
             }
-            result.write(folder, self.run.config, problem, algorithm, state, report, **facts)
+            try:
+                result.write(folder, self.run.config, problem, algorithm, state, report, **facts)
+            except OSError as error:
+                raise HpcfedError(
+                    f"result {folder.result} cannot be written: {error.strerror or error}: "
+                    f"hpcfed resume {folder.path} writes it once it can be"
+                ) from error
             if report.text:
                 logger.info("%s", report.text)
             if self.run.pictures and self.run.config.workload.options.pictures:
@@ -251,11 +270,9 @@ class _Execution:
         seconds["other"] = total - sum(value for name, value in seconds.items() if name != "other")
         return {"total": total, **seconds}
 
-    def _save(self, state: Any, fed: Federation, number: int) -> None:
+    def _save(self, writer: checkpoint.Writer, state: Any, number: int) -> None:
         with self.ledger.clock("checkpoint"):
-            seconds = self._seconds()
-            totals = self.ledger.totals(self.communicator)
-            checkpoint.save(self.run.folder.checkpoints, Checkpoint(number, state, seconds, totals), fed)
+            writer.begin(Checkpoint(number, state, self._seconds(), self.ledger.totals(self.communicator)))
 
     def _agree(self, stop: bool, due: bool) -> tuple[bool, bool]:
         """A signal may reach any rank and clocks differ: what one rank sees, all do."""

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from test_communicator import on_ranks
 
-from hpcfed import checkpoint
 from hpcfed.checkpoint import Checkpoint, latest, load, round_of, save, verify
 from hpcfed.errors import CheckpointError
 from hpcfed.federation import Federation, PerClient
@@ -68,13 +67,13 @@ class Cohort:
 CLIENTS = 5
 
 
-def value(client):
-    return np.random.default_rng(client).standard_normal(4)
+def value(client, size=4):
+    return np.random.default_rng(client).standard_normal(size)
 
 
-def state_on(fed):
+def state_on(fed, size=4):
     inner = Inner(np.arange(6.0).reshape(2, 3).T, PerClient({c: value(c).astype(np.float32) for c in fed.local}))
-    own = PerClient({client: Own(value(client), 10 * client) for client in fed.local})
+    own = PerClient({client: Own(value(client, size), 10 * client) for client in fed.local})
     return State(np.float32([1, np.pi]), inner, own, 1 / 3, maybe=Inner(np.eye(2), inner.momentum))
 
 
@@ -310,12 +309,12 @@ class TestWriting:
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         h5file = h5py.File
 
-        def full(name, mode="r"):
-            if name.endswith(f"clients-{ranks - 1:04d}.h5"):
+        def full(file, mode="r"):
+            if str(getattr(file, "name", file)).endswith(f"clients-{ranks - 1:04d}.h5"):
                 raise OSError(28, "No space left on device")
-            return h5file(name, mode)
+            return h5file(file, mode)
 
-        monkeypatch.setattr(checkpoint.h5py, "File", full)
+        monkeypatch.setattr(h5py, "File", full)
 
         def attempt(comm):
             fed = Federation(CLIENTS, communicator=comm)
