@@ -170,7 +170,7 @@ def _draw(curves: Sequence[_Curves], heading: str, path: Path) -> Path:
             for column in range(1, columns):
                 axes = figure.add_subplot(grid[row, column], sharey=left)
                 _draw_curves(axes, metric, horizontals[column], curves)
-                axes.tick_params(labelleft=False)
+                axes.tick_params(which="both", labelleft=False)
                 axes.yaxis.offsetText.set_visible(False)
                 axes.set_ylabel("")
         for place, metric in enumerate(rest, start=len(main) * columns):
