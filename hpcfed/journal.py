@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import DataError
+from hpcfed.hdf5 import sync
 
 
 @dataclass
@@ -48,14 +49,5 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
             if new:
-                _sync(self.path.parent)
+                sync(self.path.parent)
         entries.append(dict(entry))
-
-
-def _sync(folder: Path) -> None:
-    """Put the names of a folder's files on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
