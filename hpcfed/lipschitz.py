@@ -20,6 +20,7 @@ def lipschitz_constant(
     each: bool = False,
     metric: Callable[[Array], Array] | None = None,
     tolerance: float = 1e-3,
+    most_steps: int = 50,
 ) -> float:
     """An estimate of ``L``, the largest eigenvalue of the clients' mean curvature ``H = (1/N) sum_i H_i``.
 
@@ -42,7 +43,7 @@ def lipschitz_constant(
 
     def iterate(product: Callable[[Array], Array]) -> float:
         measured = product if metric is None else lambda d: metric(product(d))
-        return largest_eigenvalue(measured, fed, like, tolerance)
+        return largest_eigenvalue(measured, fed, like, tolerance, most_steps)
 
     with fed.ledger.uncounted():
         if each:
