@@ -12,6 +12,6 @@ export OMP_NUM_THREADS=1
 if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi
-pytest -m "not mpi and not slurm"
+pytest -n auto -m "not mpi and not slurm"
 pytest -m mpi
 pytest -m slurm

@@ -172,7 +172,7 @@ def test_memory_is_that_of_the_arrays(ranks):
     count, size = 10, 8 * MIB
     run = assembled(clients=count, size=str(size // 4))
     one, two = (rehearsal.rehearse(run, Layout(1, ranks), built) for built in (1, 2))
-    assert two.held - one.held == pytest.approx(3 * size, rel=0.05)  # target, old and new momentum
+    assert two.held - one.held == pytest.approx(3 * size, rel=0.15)  # target, old and new momentum; pages in use vary
     passes = 4 * 4 * exchange.ELEMENTS_A_PASS  # sent, received, added up
     assert 5 * size <= one.held < 8 * size + passes
     made = plan.assess(run, Layout(1, ranks), MACHINE, [one, two])
