@@ -9,10 +9,7 @@ read without this package::
       clients-0003.h5     group state: what rank 3's clients keep, for methods whose clients keep anything
       SHA256SUMS          the checksums of all the others (sha256sum -c SHA256SUMS)
 
-A state is a dataclass and becomes a group of its fields: an array is a dataset of its own type and shape, with the
-attributes ``backend`` (``numpy`` or ``torch``) and ``number`` (whether it is a plain number); a nested dataclass is a
-group; None an empty group with the attribute ``kind = "None"``; values that live with clients a group with
-``kind = "PerClient"``, empty in ``state.h5``, with one member for each client, named by its id, in the other files.
+How a state is laid out stands in `hpcfed.state_hdf5`.
 
 A checkpoint is written under the name ``round-00000040.tmp``, flushed to the disk and renamed, so a killed run leaves
 either a whole one or none. Ranks write at the same time, large states in a thread beside the rounds (see `Writer`).
@@ -25,15 +22,12 @@ resumed after an update. Other numbers are refused, and so is a state whose meth
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import os
 import re
 import shutil
-import types
-import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +36,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed import devices, hdf5
+from hpcfed import hdf5, state_hdf5
 from hpcfed.communicator import Communicator, together
 from hpcfed.errors import CheckpointError
-from hpcfed.federation import Federation, PerClient
+from hpcfed.federation import Federation
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +47,6 @@ KEEP = 2
 WORTH_A_THREAD = 1 << 20  # bytes of a state; smaller ones are written before a thread would have started to help
 SUMS = "SHA256SUMS"
 FORMAT = 1
-_CLIENTS = "PerClient"
 
 
 @dataclass(frozen=True)
@@ -107,7 +100,7 @@ class Writer:
         with self._warning():
             final = _prepare(self._folder, checkpoint.round, self._fed.communicator)
             self._pending = final, self._thread.submit(_write_files, final, checkpoint, self._fed)
-            if _size(checkpoint.state) < WORTH_A_THREAD:
+            if state_hdf5.size(checkpoint.state) < WORTH_A_THREAD:
                 wait([self._pending[1]])
         self.settle()
 
@@ -213,7 +206,7 @@ def _load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
             )
         opened = [_open(part) for part in sorted(path.glob("clients-*.h5"))]
         try:
-            state = _read(file, "state", state_type, opened, fed.local, fed.device)
+            state = state_hdf5.read(file, "state", state_type, opened, fed.local, fed.device)
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"checkpoint {path} does not hold a {state_type.__name__}: {error}") from error
         finally:
@@ -225,90 +218,6 @@ def _load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
             seconds={name: float(value) for name, value in file["seconds"].attrs.items()},
             totals={name: int(value) for name, value in file["totals"].attrs.items()},
         )
-
-
-# -- a state as HDF5: a dataclass is a group, an array a dataset, a PerClient a group in the files of the clients --
-
-
-def _write(group: Any, name: str, value: Any, *, replicated: bool) -> None:
-    if dataclasses.is_dataclass(value):
-        inner = group.require_group(name)
-        for field in dataclasses.fields(value):
-            _write(inner, field.name, getattr(value, field.name), replicated=replicated)
-    elif isinstance(value, PerClient):
-        inner = group.require_group(name)
-        inner.attrs["kind"] = _CLIENTS
-        if not replicated:
-            for client, own in value.items():
-                _write(inner, str(client), own, replicated=True)
-    elif replicated and value is None:
-        group.require_group(name).attrs["kind"] = "None"
-    elif replicated:
-        array = devices.to_host(value) if devices.backend(value) == "torch" else np.asarray(value)
-        dataset = group.create_dataset(name, data=array)
-        dataset.attrs["backend"] = devices.backend(value)
-        dataset.attrs["number"] = not hasattr(value, "shape")
-
-
-def _read(group: Any, name: str, hint: Any, files: list[Any], own: Sequence[int], device: devices.Device) -> Any:
-    item = group[name]
-    kind = item.attrs.get("kind")
-    if kind == "None":
-        return None
-    if kind == _CLIENTS:
-        inner_hint = (*typing.get_args(hint), Any)[0]
-        values = {}
-        for client in own:
-            holders = [file[item.name] for file in files if str(client) in file[item.name]]
-            if holders:  # a client outside the cohort that left these values has none
-                values[client] = _read(holders[0], str(client), inner_hint, [], [], device)
-        return PerClient(values)
-    if isinstance(item, h5py.Group):
-        state_type = _dataclass_of(hint)
-        hints = typing.get_type_hints(state_type)
-        return state_type(
-            **{
-                field.name: _read(item, field.name, hints[field.name], files, own, device)
-                for field in dataclasses.fields(state_type)
-            }
-        )
-    array = item[()]
-    if item.attrs["number"]:
-        return array.item()
-    return devices.from_host(array, "torch", device) if item.attrs["backend"] == "torch" else np.asarray(array)
-
-
-def _dataclass_of(hint: Any) -> Any:
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        hint = next(arg for arg in typing.get_args(hint) if arg is not types.NoneType)
-    if not dataclasses.is_dataclass(hint):
-        raise TypeError(f"{hint} is not a dataclass")
-    return hint
-
-
-def keeps_clients(state_type: type) -> bool:
-    """Whether states of this type have values that live with their clients."""
-    hints = typing.get_type_hints(state_type)
-    return any(
-        (typing.get_origin(hint) or hint) is PerClient
-        or (isinstance(hint, type) and dataclasses.is_dataclass(hint) and keeps_clients(hint))
-        for hint in (hints[field.name] for field in dataclasses.fields(state_type))
-    )
-
-
-def _has_clients(state: Any) -> bool:
-    if not dataclasses.is_dataclass(state):
-        return isinstance(state, PerClient)
-    return any(_has_clients(getattr(state, field.name)) for field in dataclasses.fields(state))
-
-
-def _size(value: Any) -> int:
-    """The bytes of all arrays in a state."""
-    if dataclasses.is_dataclass(value):
-        return sum(_size(getattr(value, field.name)) for field in dataclasses.fields(value))
-    if isinstance(value, PerClient):
-        return sum(_size(own) for own in value.values())
-    return int(getattr(value, "nbytes", 0))
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -328,17 +237,17 @@ def _prepare(folder: Path, number: int, communicator: Communicator) -> Path:
 def _write_files(final: Path, checkpoint: Checkpoint, fed: Federation) -> list[str]:
     """Write this rank's files; returns their lines of the list of checksums."""
     written: list[Path] = []
-    if _has_clients(checkpoint.state):
+    if state_hdf5.has_clients(checkpoint.state):
         written.append(_temporary(final) / f"clients-{fed.communicator.rank:04d}.h5")
         with hdf5.new_file(written[-1]) as file:
-            _write(file, "state", checkpoint.state, replicated=False)
+            state_hdf5.write(file, "state", checkpoint.state, replicated=False)
     if fed.writes:
         written.append(_temporary(final) / "state.h5")
         with hdf5.new_file(written[-1]) as file:
             file.attrs.update(format=FORMAT, round=checkpoint.round, num_clients=fed.num_clients)
             file.create_group("seconds").attrs.update(checkpoint.seconds)
             file.create_group("totals").attrs.update(checkpoint.totals)
-            _write(file, "state", checkpoint.state, replicated=True)
+            state_hdf5.write(file, "state", checkpoint.state, replicated=True)
     return [f"{_flushed_sha256(path)}  {path.name}\n" for path in written]
 
 

@@ -25,7 +25,7 @@ environment.tune()  # before NumPy and MPI are loaded
 
 import numpy as np  # noqa: E402
 
-from hpcfed import checkpoint, communicator, hdf5  # noqa: E402
+from hpcfed import checkpoint, communicator, hdf5, state_hdf5  # noqa: E402
 from hpcfed.algorithms.fpdfp import FpdfpState  # noqa: E402
 from hpcfed.checkpoint import Checkpoint, Writer  # noqa: E402
 from hpcfed.federation import Federation  # noqa: E402
@@ -69,7 +69,7 @@ def speed(folder: Path, state: FpdfpState, megabytes: float, repeats: int) -> No
 
     def write() -> None:
         with hdf5.new_file(path) as file:
-            checkpoint._write(file, "state", state, replicated=True)
+            state_hdf5.write(file, "state", state, replicated=True)
         hdf5.sync(path)
 
     ways: dict[str, Callable[[], object]] = {
