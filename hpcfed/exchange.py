@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from hpcfed.communicator import Communicator, together
 from hpcfed.compressors.raw import Raw, add
 from hpcfed.errors import ConfigError
-from hpcfed.ledger import Ledger
-from hpcfed.routes import Routes
+from hpcfed.parcel import Parcel
 from hpcfed.shared_memory import SharedMemory
 
 Array = NDArray[Any]
@@ -44,30 +43,6 @@ ELEMENTS_A_BLOCK, PAGE, ELEMENTS_ALONE = 1 << 14, 1 << 10, 1 << 14
 # A mean that is quantized on its way back is cut into parts that do not depend on the ranks: about 64, but not smaller
 # nor larger than this many elements. Each needs a stream, which takes longer to make than a small part to quantize.
 SMALLEST_PART, LARGEST_PART = 1 << 10, 1 << 16
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """One sum over a cohort: who takes part, with what weights, over which ranks, at whose cost.
-
-    ``rng(client)`` is a fresh stream for a client's message, ``mean_rng(part)`` one for a part of the mean. The result
-    is ``sum_i weights_i * value_i / divisor``. ``residuals`` (`hpcfed.feedback.Residuals`) keeps what rounding took,
-    ``heard`` what it has left of this rank's clients' values. ``broadcast`` is the part of the result that counts among
-    the papers' bits down.
-    """
-
-    communicator: Communicator
-    cohort: tuple[int, ...]
-    owners: tuple[int, ...]
-    rng: Callable[[int], np.random.Generator]
-    weights: Sequence[float] | None
-    divisor: float
-    ledger: Ledger
-    mean_rng: Callable[[int], np.random.Generator] | None = None
-    routes: Routes = field(default_factory=Routes)
-    residuals: Any = None
-    heard: dict[int, Array] | None = None
-    broadcast: float = 1.0
 
 
 def combine(
@@ -116,14 +91,11 @@ def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape
         with together(communicator):
             messages = {client: codec.encode(value, parcel.rng(client)) for client, value in values.items()}
     factor = 1.0
-    if not raw and (parcel.residuals is not None or parcel.heard is not None):
+    if not raw and parcel.remembers:
         factor = 1.0 if parcel.residuals is None else codec.contraction(shape)
         for client, value in values.items():
             said = factor * messages[client].decoded().astype(dtype, copy=False).reshape(shape)
-            if parcel.residuals is not None:
-                parcel.residuals.keep(client, value - said)
-            if parcel.heard is not None:
-                parcel.heard[client] = said
+            parcel.remember(client, value, said)
     result = np.empty(int(np.prod(shape, dtype=np.int64)), dtype)
     travel = _Travel(parcel, codec, messages, shape, dtype, parcel.divisor / factor)
     if raw:
@@ -172,7 +144,7 @@ class _Travel:
         """
         communicator = self.parcel.communicator
         group = communicator.on_node() if each_node else communicator
-        crowds = communicator.gather((group.size, group.rank)) if each_node else _one_crowd(communicator.size)
+        crowds = _crowds(communicator.nodes() if each_node else [0] * communicator.size)
         part = ALIGNMENT
         if mean_codec is not None:
             part = min(max(ALIGNMENT * (result.size // (64 * ALIGNMENT)), SMALLEST_PART), LARGEST_PART)
@@ -332,9 +304,14 @@ def _divide(total: Array, divisor: float) -> None:
         total /= divisor
 
 
-def _one_crowd(size: int) -> list[tuple[int, int]]:
-    """For each rank, how many own a part of the same result, and the rank's place among them."""
-    return [(size, place) for place in range(size)]
+def _crowds(nodes: Sequence[int]) -> list[tuple[int, int]]:
+    """For each rank, how many are on its node, and its place among them."""
+    sizes, before = Counter(nodes), Counter[int]()
+    crowds = []
+    for node in nodes:
+        crowds.append((sizes[node], before[node]))
+        before[node] += 1
+    return crowds
 
 
 def _pieces(start: int, stop: int) -> list[tuple[int, int]]:
@@ -360,13 +337,9 @@ def _sum_of_integers(parcel: Parcel, values: Mapping[int, Array], compressor: An
         scales = [compressor.scales(value) for value in values.values()] or [compressor.scales(nothing)]
     common = communicator.maximum(np.max(scales, axis=0))
     levels = [compressor.encode(value, common, parcel.rng(client), count) for client, value in values.items()]
-    if parcel.residuals is not None or parcel.heard is not None:
+    if parcel.remembers:
         for (client, value), own in zip(values.items(), levels, strict=True):
-            said = compressor.decode(own, common, 1, dtype)
-            if parcel.residuals is not None:
-                parcel.residuals.keep(client, value - said)
-            if parcel.heard is not None:
-                parcel.heard[client] = said
+            parcel.remember(client, value, compressor.decode(own, common, 1, dtype))
     # The first client's levels are this rank's own array: the others are added to it in place.
     total = levels[0] if levels else np.zeros(shape, compressor.level_type(count))
     for more in levels[1:]:

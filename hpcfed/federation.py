@@ -19,6 +19,7 @@ from hpcfed.communicator import Communicator, SerialCommunicator, together
 from hpcfed.errors import everywhere, portable
 from hpcfed.journal import Journal
 from hpcfed.ledger import Ledger
+from hpcfed.parcel import Parcel
 from hpcfed.routes import Routes
 from hpcfed.streams import Purpose, Streams
 
@@ -226,7 +227,7 @@ class Federation:
             if len(set(owners)) < self.communicator.size:
                 form = self.communicator.broadcast(form, owners[0])
             shape, dtype, backend = form  # type: ignore[misc]
-        parcel = exchange.Parcel(
+        parcel = Parcel(
             communicator=self.communicator,
             cohort=self.cohort,
             owners=owners,
