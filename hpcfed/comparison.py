@@ -20,7 +20,7 @@ Each run has a folder ``NAME-seedK`` in the comparison's folder.
 
 from __future__ import annotations
 
-import math
+import operator
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -115,13 +115,15 @@ class Comparison(Study):
 
     def _arrivals(self, variant: str) -> dict[str, str]:
         """The first recorded round, and the samples until then, at which metrics are as good as ``until`` says."""
+        if not self.until:
+            return {}
         members = [member for member in self.members if member.values["variant"] == variant]
+        histories = [self.run_folder(member).history() for member in members]
         cells: dict[str, str] = {}
         for metric, goal in self.until.items():
-            sign = -1 if metric in RISING else 1
-            histories = [self.run_folder(member).history() for member in members]
+            good = operator.ge if metric in RISING else operator.le
             found = [
-                next((record for record in history if sign * (record.get(metric) or math.nan) <= sign * goal), None)
+                next((each for each in history if each.get(metric) is not None and good(each[metric], goal)), None)
                 for history in histories
             ]
             there = [record for record in found if record is not None]
