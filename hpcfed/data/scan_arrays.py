@@ -186,25 +186,12 @@ def _assemble(
         if name in known:
             known[name] = str(np.ravel(known[name])[0])
     remedy = "add unit: degrees or radians"
-    geometry = named(known, (num_views, num_rows, num_columns), path, remedy)
+    size = (num_views, num_rows, num_columns)
+    geometry = named(known, size, path, remedy)
     remedy = "add flats, or values: transmission or integrals"
     flats, darks = (_stack(known, name, num_rows, num_columns) for name in ("flats", "darks"))
-    white, dark, assumed = fields(known.get("values"), flats, darks, (num_rows, num_columns), path, remedy)
-    return Scan(
-        path,
-        geometry.angles,
-        num_views,
-        num_rows,
-        num_columns,
-        geometry.angle_unit,
-        frames,
-        (*geometry.notes, *assumed),
-        white,
-        dark,
-        geometry.beam,
-        geometry.axis,
-        geometry.voxel,
-    )
+    corrected = fields(known.get("values"), flats, darks, (num_rows, num_columns), path, remedy)
+    return geometry.scan(path, size, frames, corrected)
 
 
 def _stack(known: Mapping[str, Any], name: str, num_rows: int, num_columns: int) -> NDArray[Any] | None:

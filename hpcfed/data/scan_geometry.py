@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfed.data.scan_beam import Beam
+from hpcfed.data.scan_model import Fields, Frames, Scan
 from hpcfed.errors import DataError
 
 LENGTHS = ("source_distance", "detector_distance", "pixel_size")
@@ -29,6 +30,14 @@ class Geometry:
     axis: float | None
     voxel: float | None
     notes: list[str]
+
+    def scan(self, path: Path, size: tuple[int, int, int], frames: Frames, fields: Fields) -> Scan:
+        """The scan with these rays, of ``size`` (views, rows, columns), ``fields`` as `scan_model.fields` gives."""
+        white, dark, assumed = fields
+        notes = (*self.notes, *assumed)
+        return Scan(
+            path, self.angles, *size, self.angle_unit, frames, notes, white, dark, self.beam, self.axis, self.voxel
+        )
 
 
 def named(known: Mapping[str, Any], shape: tuple[int, int, int], path: Path, remedy: str) -> Geometry:

@@ -19,6 +19,8 @@ MIN_TRANSMISSION = 1e-4
 VALUES = ("counts", "transmission", "integrals")
 """What projections may hold: detector counts, counts divided by those of the open beam, or -log of that."""
 
+Fields = tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, list[str]]
+"""Mean flat and dark field, None where there are none, and what was assumed."""
 Views = Sequence[int] | NDArray[np.integer[Any]]
 Frame = Callable[[int, slice], NDArray[Any]]
 """``frame(view, rows)``: these detector rows of one view as they are stored, (rows, columns)."""
@@ -223,7 +225,7 @@ def fields(
     path: Path,
     remedy: str,
     names: tuple[str, str, str] = ("flats", "darks", "projections"),
-) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, list[str]]:
+) -> Fields:
     """The mean flat and dark field that turn a scan's projections into line integrals.
 
     Parameters

@@ -116,13 +116,9 @@ def open_tiff(path: str | Path) -> Scan:
     num_views = len(frames.pages)
     with frames.open() as frame:
         num_rows, num_columns = frame(0, slice(None)).shape
-    geometry = named(
-        _geometry(known, num_views, path),
-        (num_views, num_rows, num_columns),
-        path,
-        'write unit = "degrees" or "radians"',
-    )
-    white, dark, assumed = fields(
+    size = (num_views, num_rows, num_columns)
+    geometry = named(_geometry(known, num_views, path), size, path, 'write unit = "degrees" or "radians"')
+    corrected = fields(
         known.get("values"),
         flats.all() if flats else None,
         darks.all() if darks else None,
@@ -130,21 +126,7 @@ def open_tiff(path: str | Path) -> Scan:
         path,
         'name flats, or write values = "transmission" or "integrals"',
     )
-    return Scan(
-        path,
-        geometry.angles,
-        num_views,
-        num_rows,
-        num_columns,
-        geometry.angle_unit,
-        frames,
-        (*geometry.notes, *assumed),
-        white,
-        dark,
-        geometry.beam,
-        geometry.axis,
-        geometry.voxel,
-    )
+    return geometry.scan(path, size, frames, corrected)
 
 
 def pages_of(folder: Path, pattern: str, of: Path) -> tuple[tuple[Path, int], ...]:
