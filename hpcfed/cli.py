@@ -31,7 +31,7 @@ from hpcfed import (
     registry,
     run_folder,
 )
-from hpcfed.cluster import launcher
+from hpcfed.cluster.outcome import tell_status
 from hpcfed.communicator import Communicator, SerialCommunicator
 from hpcfed.errors import ConfigError, HpcfedError
 from hpcfed.planning import commands as planning_commands
@@ -79,7 +79,7 @@ def main(tuned: Mapping[str, str], args: list[str]) -> NoReturn:
             world.abort(status)
     _flush()
     if world.rank == 0:
-        launcher.tell_status(status)
+        tell_status(status)
     sys.exit(status)
 
 

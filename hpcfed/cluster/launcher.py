@@ -14,13 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcfed.cluster.outcome import STATUS_FILE
 from hpcfed.environment import usable_cores
 from hpcfed.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-# The file in which rank 0 says how the run ended: mpirun may report success after it has lost a node.
-STATUS_FILE = "HPCFED_STATUS_FILE"
 
 
 @dataclass(frozen=True)
@@ -147,11 +145,3 @@ def run(start: Start) -> int:
 def _shared_folder() -> str | None:
     """The working directory, which all nodes see as the run folder must be; the temporary one if it is read-only."""
     return os.getcwd() if os.access(os.getcwd(), os.W_OK) else None
-
-
-def tell_status(status: int) -> None:
-    """Rank 0 says how the run ended, if `run` waits for it."""
-    path = os.environ.get(STATUS_FILE)
-    if path:
-        with suppress(OSError):
-            Path(path).write_text(str(status), encoding="ascii")

@@ -1,0 +1,18 @@
+"""How a run tells the process that launched it how it ended; all that a run needs of `launcher`."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+# The file in which rank 0 says how the run ended: mpirun may report success after it has lost a node.
+STATUS_FILE = "HPCFED_STATUS_FILE"
+
+
+def tell_status(status: int) -> None:
+    """Rank 0 says how the run ended, if `run` waits for it."""
+    path = os.environ.get(STATUS_FILE)
+    if path:
+        with suppress(OSError):
+            Path(path).write_text(str(status), encoding="ascii")
