@@ -42,6 +42,7 @@ from hpcfed import environment
 environment.tune()
 
 from hpcfed import checkpoint  # noqa: E402
+from hpcfed.cluster import launcher  # noqa: E402
 from hpcfed.errors import CheckpointError  # noqa: E402
 from hpcfed.result import read_attributes  # noqa: E402
 from hpcfed.run_folder import RunFolder  # noqa: E402
@@ -112,13 +113,6 @@ VALUES += [
 # Nobody's mistake: these ask for more work than there is time, or for folders.
 NOT_FUZZED = {"rounds", "out", "tune_rounds", "local_steps", "shape", "clients"}
 SERIAL = [sys.executable, "-m", "hpcfed"]
-LAUNCH = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 class Failed(Exception):
@@ -134,11 +128,14 @@ class Command:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
-        mpirun = [str(Path(sys.executable).parent / "mpirun"), "-n", str(self.ranks)] if self.ranks > 1 else []
+        command = [*SERIAL, *self.words]
+        if self.ranks > 1:
+            cores, root = environment.usable_cores(), os.geteuid() == 0
+            command = launcher.find().line(self.ranks, command, cores=cores, root=root).command
         self.output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*mpirun, *SERIAL, *self.words],
-            env={**os.environ, **LAUNCH, "HPCFED_SOAK": self.mark},
+            command,
+            env={**os.environ, "HPCFED_SOAK": self.mark},
             stdout=subprocess.DEVNULL,
             stderr=self.output,
             start_new_session=True,

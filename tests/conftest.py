@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,3 +97,13 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no folder of real data: set HPCFED_TEST_DATA to one")
     return folder
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that would have been written, in order; writing takes a second each."""
+    from matplotlib.figure import Figure
+
+    figures: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
+    return figures

@@ -29,13 +29,6 @@ def make_run(path: Path, counts: Any, classes: Any = None) -> RunFolder:
     return RunFolder(path)
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
-    return figures
-
-
 def bars(axes: Any) -> list[list[tuple[float, float]]]:
     """From where to where each class reaches in each bar, gaps left out."""
     stacks = []

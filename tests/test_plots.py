@@ -65,14 +65,6 @@ def make_run(
     return RunFolder(path)
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that would have been written, in order; writing takes a second each."""
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
-    return figures
-
-
 def panel(figure: Figure, y: str, x: str = "round") -> Any:
     """The panel of a metric (in the row that it labels) against something."""
     (left,) = [axes for axes in figure.axes if axes.get_ylabel() == y]

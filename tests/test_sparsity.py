@@ -8,7 +8,6 @@ from typing import Any
 import h5py
 import pytest
 import tomli_w
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from hpcfed import plots
@@ -27,13 +26,6 @@ def make_run(path: Path, layers: Any, names: Any = None) -> RunFolder:
         if names is not None:
             dataset.attrs["names"] = names
     return RunFolder(path)
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
-    return figures
 
 
 def test_it_is_drawn_of_every_pruned_network():
