@@ -11,11 +11,10 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed import memory
-from hpcfed.data import scans
-from hpcfed.data.scan_beam import Beam
+from hpcfed import memory, scans
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
+from hpcfed.scans.beam import Beam
 from hpcfed.streams import Streams
 from hpcfed.workloads.ct import Ct
 from hpcfed.workloads.ct_geometry import Geometry

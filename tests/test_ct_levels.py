@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from test_ct import SMALL, facts
 
-from hpcfed.data.scan_beam import Beam
 from hpcfed.devices import Device
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
+from hpcfed.scans.beam import Beam
 from hpcfed.streams import Streams
 from hpcfed.workloads.ct import Ct
 from hpcfed.workloads.ct_geometry import Geometry

@@ -12,8 +12,8 @@ import pytest
 import scipy.io
 import tifffile
 
-from hpcfed.data.scans import READERS, find_axis, open_scan
 from hpcfed.errors import ConfigError, DataError
+from hpcfed.scans import READERS, find_axis, open_scan
 
 VIEWS, ROWS, COLUMNS = 24, 5, 40
 DEGREES = np.linspace(0, 360, VIEWS, endpoint=False)
@@ -525,7 +525,7 @@ def as_ringed(folder, columns=120, views=90, rows=3):
 
 def test_rings_are_reduced_and_bad_pixels_bridged(tmp_path):
     pytest.importorskip("algotom")
-    from hpcfed.data.scan_rings import without_rings
+    from hpcfed.scans.rings import without_rings
 
     scan, truth = as_ringed(tmp_path)
     views = np.arange(1, 90, 7)
@@ -548,7 +548,7 @@ def test_rings_are_reduced_and_bad_pixels_bridged(tmp_path):
 
 
 def test_rings_need_the_library_and_enough_views(tmp_path, monkeypatch):
-    from hpcfed.data.scan_rings import without_rings
+    from hpcfed.scans.rings import without_rings
 
     scan, _ = as_ringed(tmp_path, views=9)
     pytest.importorskip("algotom")

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.data.scans import MIN_TRANSMISSION, find_axis, open_dxchange
 from hpcfed.errors import DataError
+from hpcfed.scans import MIN_TRANSMISSION, find_axis, open_dxchange
 
 # centre x, centre y, radius in pixels, attenuation per pixel
 DISCS = ((12.0, -7.0, 40.0, 0.012), (-20.0, 15.0, 9.0, 0.03), (30.0, 5.0, 5.0, 0.02))

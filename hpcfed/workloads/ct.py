@@ -175,11 +175,12 @@ class Ct(ScanOptions):
 
     def _read_scan(self, fed: Federation, path: str) -> CtProblem:
         """Read a measured scan; each client reads its own views."""
-        from hpcfed.data import scan_rings, scans
+        from hpcfed import scans
+        from hpcfed.scans.rings import without_rings
 
         scan = fed.once(lambda: scans.open_scan(Path(path)))
         if self.rings:
-            scan = fed.once(lambda: scan_rings.without_rings(scan))
+            scan = fed.once(lambda: without_rings(scan))
         num_views = self.views or scan.num_views
         if not self.clients <= num_views <= scan.num_views:
             raise ConfigError(

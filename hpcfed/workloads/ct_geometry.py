@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.data.scan_beam import Beam
 from hpcfed.devices import Device
 from hpcfed.federation import Federation
+from hpcfed.scans.beam import Beam
 from hpcfed.streams import Purpose
 
 Shape = tuple[int, int, int]

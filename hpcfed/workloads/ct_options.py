@@ -10,10 +10,10 @@ import numpy as np
 from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 
-from hpcfed.data.scan_beam import Beam
-from hpcfed.data.scan_model import Scan
 from hpcfed.errors import ConfigError
 from hpcfed.options import option
+from hpcfed.scans.beam import Beam
+from hpcfed.scans.model import Scan
 from hpcfed.workloads.ct_geometry import Geometry, Kind, covering
 
 Size = Annotated[int, Ge(1)]

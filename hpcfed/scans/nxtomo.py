@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.data.scan_geometry import radians
-from hpcfed.data.scan_hdf5 import Hdf5Frames, open_hdf5, unit_of
-from hpcfed.data.scan_model import Scan, check_exists, fields
 from hpcfed.errors import DataError
+from hpcfed.scans.geometry import radians
+from hpcfed.scans.hdf5 import Hdf5Frames, open_hdf5, unit_of
+from hpcfed.scans.model import Scan, check_exists, fields
 
 PROJECTION, FLAT, DARK = 0, 1, 2
 """Values of ``image_key``; frames with others (3: invalid) are passed over."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.data.scan_beam import Beam
-from hpcfed.data.scan_model import Fields, Frames, Scan
 from hpcfed.errors import DataError
+from hpcfed.scans.beam import Beam
+from hpcfed.scans.model import Fields, Frames, Scan
 
 LENGTHS = ("source_distance", "detector_distance", "pixel_size")
 """What a circular scan must tell, in mm."""
@@ -22,7 +22,7 @@ NAMES = ("angles", "unit", "vectors", *LENGTHS, "voxel_size", "axis", "middle")
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """What a file says of the rays of its scan; the attributes are those of `hpcfed.data.scan_model.Scan`."""
+    """What a file says of the rays of its scan; the attributes are those of `hpcfed.scans.model.Scan`."""
 
     angles: NDArray[np.float64]
     angle_unit: str
@@ -32,7 +32,7 @@ class Geometry:
     notes: list[str]
 
     def scan(self, path: Path, size: tuple[int, int, int], frames: Frames, fields: Fields) -> Scan:
-        """The scan with these rays, of ``size`` (views, rows, columns), ``fields`` as `scan_model.fields` gives."""
+        """The scan with these rays, of ``size`` (views, rows, columns), ``fields`` as `model.fields` gives."""
         white, dark, assumed = fields
         notes = (*self.notes, *assumed)
         return Scan(

@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from hpcfed.data.scan_axis import find_axis
-from hpcfed.data.scan_beam import Beam
-from hpcfed.data.scan_dxchange import open_dxchange
-from hpcfed.data.scan_model import MIN_TRANSMISSION, Scan, Views, check_exists
 from hpcfed.errors import DataError
+from hpcfed.scans.axis import find_axis
+from hpcfed.scans.beam import Beam
+from hpcfed.scans.dxchange import open_dxchange
+from hpcfed.scans.model import MIN_TRANSMISSION, Scan, Views, check_exists
 
 __all__ = ["MIN_TRANSMISSION", "READERS", "Beam", "Scan", "Views", "find_axis", "open_dxchange", "open_scan"]
 
 READERS: Mapping[str, str] = {
-    "DXchange HDF5": "hpcfed.data.scan_dxchange:open_dxchange",
-    "NXtomo HDF5": "hpcfed.data.scan_nxtomo:open_nxtomo",
-    "named arrays in .npz": "hpcfed.data.scan_arrays:open_npz",
-    "named arrays in .mat": "hpcfed.data.scan_arrays:open_mat",
-    "CtData in .mat (HTC 2022)": "hpcfed.data.scan_ctdata:open_ctdata",
-    "TIFF with .toml": "hpcfed.data.scan_tiff:open_tiff",
-    "Nikon .xtekct": "hpcfed.data.scan_nikon:open_nikon",
+    "DXchange HDF5": "hpcfed.scans.dxchange:open_dxchange",
+    "NXtomo HDF5": "hpcfed.scans.nxtomo:open_nxtomo",
+    "named arrays in .npz": "hpcfed.scans.arrays:open_npz",
+    "named arrays in .mat": "hpcfed.scans.arrays:open_mat",
+    "CtData in .mat (HTC 2022)": "hpcfed.scans.ctdata:open_ctdata",
+    "TIFF with .toml": "hpcfed.scans.tiff:open_tiff",
+    "Nikon .xtekct": "hpcfed.scans.nikon:open_nikon",
 }
 """Every layout and what opens it, ``open(path) -> Scan``."""
 
@@ -60,11 +60,11 @@ def _layout(path: Path) -> str:
     with path.open("rb") as file:
         start = file.read(520)
     if start.startswith(b"MATLAB") or start[512:].startswith(b"\x89HDF"):
-        from hpcfed.data.scan_ctdata import holds_ctdata
+        from hpcfed.scans.ctdata import holds_ctdata
 
         return "CtData in .mat (HTC 2022)" if holds_ctdata(path) else "named arrays in .mat"
     if start.startswith(b"\x89HDF") or path.suffix.lower() in (".h5", ".hdf5", ".nxs", ".nx"):
-        from hpcfed.data.scan_nxtomo import holds_nxtomo
+        from hpcfed.scans.nxtomo import holds_nxtomo
 
         return "NXtomo HDF5" if holds_nxtomo(path) else "DXchange HDF5"
     if zipfile.is_zipfile(path) or path.suffix.lower() == ".npz":

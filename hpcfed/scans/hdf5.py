@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.data.scan_model import Frame
 from hpcfed.errors import DataError
+from hpcfed.scans.model import Frame
 
 
 @dataclass(frozen=True, eq=False)

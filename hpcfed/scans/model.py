@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.data.scan_beam import Beam
 from hpcfed.errors import DataError
+from hpcfed.scans.beam import Beam
 
 MIN_TRANSMISSION = 1e-4
 """Smaller transmissions, and negative ones, count as this one: no line integral exceeds -log(1e-4) = 9.2."""
@@ -66,7 +66,7 @@ class Scan:
     voxel
         Edge of a voxel in mm where it is known.
     offsets
-        What `hpcfed.data.scan_rings` found that each pixel adds to its line integrals, float32 (rows, columns); NaN
+        What `hpcfed.scans.rings` found that each pixel adds to its line integrals, float32 (rows, columns); NaN
         where a pixel cannot be trusted, which is interpolated between its neighbours in the row then.
     """
 

@@ -12,8 +12,8 @@
     pixel_size = 0.2                      # on the detector; [columns, rows] where they differ
 
 Instead of flats, ``values = "transmission"`` or ``"integrals"`` says that the images need none. Instead of angles,
-``vectors`` names a text file with 12 numbers a line, the pose of each view (`hpcfed.data.scan_beam.Beam`). Optional
-are also ``voxel_size``, ``axis`` and ``middle`` (`hpcfed.data.scan_geometry.circular`), and how images lie:
+``vectors`` names a text file with 12 numbers a line, the pose of each view (`hpcfed.scans.beam.Beam`). Optional
+are also ``voxel_size``, ``axis`` and ``middle`` (`hpcfed.scans.geometry.circular`), and how images lie:
 ``transpose = true`` where their rows run along the rotation axis, then ``flip = ["rows", "columns"]``, either or both.
 """
 
@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.data.scan_geometry import NAMES, named
-from hpcfed.data.scan_model import Frame, Scan, check_exists, fields
 from hpcfed.errors import ConfigError, DataError
+from hpcfed.scans.geometry import NAMES, named
+from hpcfed.scans.model import Frame, Scan, check_exists, fields
 
 KEYS = ("projections", "flats", "darks", "values", *NAMES, "transpose", "flip")
 

@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.data.scan_geometry import NAMES, named
-from hpcfed.data.scan_hdf5 import Hdf5Frames, open_hdf5
-from hpcfed.data.scan_model import Frame, Frames, Scan, check_exists, fields
 from hpcfed.errors import DataError
+from hpcfed.scans.geometry import NAMES, named
+from hpcfed.scans.hdf5 import Hdf5Frames, open_hdf5
+from hpcfed.scans.model import Frame, Frames, Scan, check_exists, fields
 
 SMALL = (*NAMES, "flats", "darks", "values")
 """What is read at once, besides the projections."""

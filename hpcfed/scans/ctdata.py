@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.data.scan_arrays import MatFrames, is_hdf5, load_mat
-from hpcfed.data.scan_geometry import circular, radians
-from hpcfed.data.scan_model import Scan, check_exists
 from hpcfed.errors import DataError
+from hpcfed.scans.arrays import MatFrames, is_hdf5, load_mat
+from hpcfed.scans.geometry import circular, radians
+from hpcfed.scans.model import Scan, check_exists
 
 
 def holds_ctdata(path: Path) -> bool:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from hpcfed.data.scan_model import Scan
 from hpcfed.errors import ConfigError, DataError
+from hpcfed.scans.model import Scan
 
 MOST_VIEWS = 512
 """So many views are looked at, no more: a stripe is a mean over views."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.data.scan_beam import Beam
-from hpcfed.data.scan_geometry import circular, posed
-from hpcfed.data.scan_model import Scan, check_exists
-from hpcfed.data.scan_tiff import TiffFrames, pages_of
 from hpcfed.errors import DataError
+from hpcfed.scans.beam import Beam
+from hpcfed.scans.geometry import circular, posed
+from hpcfed.scans.model import Scan, check_exists
+from hpcfed.scans.tiff import TiffFrames, pages_of
 
 
 def open_nikon(path: str | Path) -> Scan:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpcfed.data.scan_geometry import radians
-from hpcfed.data.scan_hdf5 import Hdf5Frames, open_hdf5, unit_of
-from hpcfed.data.scan_model import Scan, check_exists, fields
 from hpcfed.errors import DataError
+from hpcfed.scans.geometry import radians
+from hpcfed.scans.hdf5 import Hdf5Frames, open_hdf5, unit_of
+from hpcfed.scans.model import Scan, check_exists, fields
 
 
 def open_dxchange(path: str | Path) -> Scan:

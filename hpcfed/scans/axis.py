@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, interpolate, ndimage, optimize
 
-from hpcfed.data.scan_model import Scan
 from hpcfed.errors import DataError
+from hpcfed.scans.model import Scan
 
 
 def find_axis(scan: Scan) -> float:
