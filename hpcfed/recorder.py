@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 import time
 from collections.abc import Mapping
+from io import FileIO
 from typing import Any, Protocol
 
 from hpcfed.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 # In a log, one line at most every this many seconds.
 LOG_SECONDS = 10.0
@@ -114,18 +118,33 @@ def clock(seconds: float) -> str:
 
 
 class Recorder:
-    """Appends records to ``metrics.jsonl``; on ranks other than 0 it does nothing."""
+    """Appends records to ``metrics.jsonl``; on ranks other than 0 it does nothing.
+
+    A full disk costs a warning: what has no room is written with the next record.
+    """
 
     def __init__(self, folder: RunFolder, speaks: bool) -> None:
-        self._file = folder.metrics.open("a", encoding="utf-8") if speaks else None
+        self._file = folder.metrics.open("ab", buffering=0) if speaks else None
+        self._waiting = b""
+        self._warned = False
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line, on the disk of the moment a killed process would leave behind."""
         if self._file is not None:
-            self._file.write(json.dumps(strict(record), allow_nan=False) + "\n")
-            self._file.flush()
+            self._waiting += json.dumps(strict(record), allow_nan=False).encode() + b"\n"
+            self._write_waiting(self._file)
+
+    def _write_waiting(self, file: FileIO) -> None:
+        try:
+            while self._waiting:  # a disk that fills up takes a part
+                self._waiting = self._waiting[file.write(self._waiting) :]
+        except OSError as error:
+            if not self._warned:
+                logger.warning("%s cannot be written: %s; the run goes on", file.name, error.strerror or error)
+            self._warned = True
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
+            self._write_waiting(self._file)
             self._file.close()

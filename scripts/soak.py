@@ -3,13 +3,14 @@
 
     python scripts/soak.py [--minutes 8] [--seed 0] [--keep-failed DIR]
 
-Episodes of four kinds take turns until the time is over:
+Episodes of five kinds take turns until the time is over:
 
 kill     mpirun -n 2 to 4; SIGKILL to a random rank at a random moment, up to twice, each time resumed
 signal   the same with SIGTERM or SIGUSR1, after which a run must leave with 75 and lose no round
 damage   files of the newest checkpoint cut off or with a flipped bit: each must be noticed by what resume asks, and one
          of them by resume itself, which must go back to the one before; with both damaged it must say so
 fuzz     configurations of random options and values: 0, or 2 (1 if it diverges) with one line, and no traceback
+scans    measured scans with one thing amiss, in their arrays or in a file's bytes: the same
 
 Whatever happens, a finished run has the digest of the undisturbed one, checkpoints that were due are there, and nothing
 takes longer than the time limit. A line an episode, a table at the end; exit status 1 if anything failed.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import importlib
 import logging
 import os
 import random
@@ -40,6 +42,8 @@ import click
 from hpcfed import environment
 
 environment.tune()
+
+import fuzz_scans  # noqa: E402
 
 from hpcfed import checkpoint  # noqa: E402
 from hpcfed.cluster import launcher  # noqa: E402
@@ -348,6 +352,24 @@ def fuzzed(chance: random.Random, parent: Path) -> str:
     return ", ".join(f"{count} left with {status}" for status, count in sorted(told.items()))
 
 
+def fuzzed_scans(chance: random.Random, parent: Path) -> str:
+    """Fifty scans with one thing amiss: reconstructed, or refused with one line."""
+    told: collections.Counter[int] = collections.Counter()
+    importlib.import_module("hpcfed.operators.parallel_beam_kernels")  # children have it then
+    for _ in range(50):
+        folder = parent / uuid.uuid4().hex[:8]
+        folder.mkdir()
+        path, what = fuzz_scans.broken(folder, chance, damage)
+        words = ["ct", "--projections", str(path), "--axis", "7.5", "--rounds", "2", "--clients", "2"]
+        status, text = in_a_child([*words, "--out", str(folder / "run")], parent / "fuzz.txt")
+        told[status] += 1
+        require("Traceback" not in text, f"{what}: a traceback: {text}")
+        require(status in (0, 2) or (status == 1 and "diverged" in text), f"{what}: {status}: {text}")
+        require(status == 0 or len(said(text)) == 1, f"{what}: not one line: {text}")
+        shutil.rmtree(folder)
+    return ", ".join(f"{count} left with {status}" for status, count in sorted(told.items()))
+
+
 def in_a_child(words: list[str], output: Path) -> tuple[int, str]:
     child = os.fork()
     if child == 0:
@@ -380,7 +402,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=8.0, help="[default: %(default)s]")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random  [default: %(default)s]")
-    parser.add_argument("--kinds", default="kill,signal,damage,fuzz", help="[default: %(default)s]")
+    parser.add_argument("--kinds", default="kill,signal,damage,fuzz,scans", help="[default: %(default)s]")
     options = parser.parse_args()
     logging.getLogger("hpcfed").setLevel(logging.ERROR)  # what runs say is read from their own output
     chance = random.Random(options.seed)
@@ -394,6 +416,7 @@ def main() -> None:
         "signal": lambda: disturbed(chance.choice(cases), chance, parent, [signal.SIGTERM, signal.SIGUSR1]),
         "damage": lambda: damaged(chance.choice(cases), chance, parent),
         "fuzz": lambda: fuzzed(chance, parent),
+        "scans": lambda: fuzzed_scans(chance, parent),
     }
     count: collections.Counter[str] = collections.Counter()
     bad: collections.Counter[str] = collections.Counter()

@@ -242,6 +242,22 @@ class TestFullDisk:
             run.execute(SerialCommunicator(), Stop())
         assert caught.value.status == 75
 
+    def test_a_stop_before_anything_could_be_saved_is_a_failure(self, tmp_path, monkeypatch):
+        """With status 75 a job would be started again, and stop at the same place, for ever."""
+
+        def full(final, saved, fed):
+            raise OSError(28, "No space left on device")
+
+        class Stop:
+            def asked(self):
+                return len(RunFolder(tmp_path / "run").history()) > 3
+
+        run = TestBesideTheRounds().run(tmp_path)
+        monkeypatch.setattr(checkpoint, "_write_files", full)
+        with pytest.raises(HpcfedError, match="after round 3 of 6, and no checkpoint could be written") as caught:
+            run.execute(SerialCommunicator(), Stop())
+        assert caught.value.status == 1
+
     @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody may write")
     def test_a_folder_that_may_not_be_written_is_a_warning(self, caplog):
         writer = Writer(Path("/proc/self/checkpoints"), Federation(CLIENTS))

@@ -213,6 +213,7 @@ def test_radians_when_the_file_says_so(tmp_path):
         ({"unit": None, "angles": np.deg2rad(DEGREES)}, "unnamed unit, perhaps radians; add unit"),
         ({"flats": None, "darks": None}, "has no flat fields.*add flats, or values: transmission or integrals"),
         ({"flats": np.ones((2, ROWS, 7))}, r"frames of flats are \(5, 7\), those of projections \(5, 40\)"),
+        ({"flats": np.full((1, ROWS, COLUMNS), 5000 + 1j)}, "flats are of type complex128; write real numbers"),
         ({"flats": np.full((1, ROWS, COLUMNS), np.nan)}, "flats is not finite in row 0, column 0"),
         ({"values": "integrals"}, "needs no flat and dark fields"),
         ({"values": "photons"}, "values is 'photons'"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from hpcfed.data import tiff_log
 from hpcfed.errors import ConfigError, DataError
 
 NPZ_NAMES = ("volume", "image", "hu", "data")
@@ -110,23 +110,8 @@ def _read_nifti(path: Path) -> NDArray[np.float32]:
 
 def _read_tiff(path: Path) -> NDArray[np.float32]:
     tifffile = _optional("tifffile", path)
-    complaints: list[str] = []
-
-    def overhear(record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR:
-            complaints.append(record.getMessage())
-        return record.levelno < logging.ERROR
-
-    # of a file cut short, tifffile returns the pages that are left and only logs that others are missing
-    logger = logging.getLogger("tifffile")
-    logger.addFilter(overhear)
-    try:
-        with path.open("rb") as file:
-            stack = tifffile.imread(file)
-    finally:
-        logger.removeFilter(overhear)
-    if complaints:
-        raise ValueError(complaints[0])
+    with tiff_log.raised(), path.open("rb") as file:
+        stack = tifffile.imread(file)
     return _checked(stack, path).transpose(1, 2, 0)
 
 

@@ -280,6 +280,8 @@ def _mean_frame(
     for frame in frames:
         if frame.shape != shape:
             raise DataError(f"{path}: frames of {name} are {frame.shape}, those of {data} {shape}; they must match")
+        if frame.dtype.kind not in "iuf":
+            raise DataError(f"{path}: {name} are of type {frame.dtype}; write real numbers")
         total += frame
         count += 1
     if not count:

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfed.data import tiff_log
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.scans.geometry import NAMES, named
 from hpcfed.scans.model import Frame, Scan, check_exists, fields
@@ -165,7 +166,8 @@ def load_tifffile(path: Path) -> Any:
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
-        yield
+        with tiff_log.raised():
+            yield
     except Exception as error:  # the library raises a dozen types on damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path}: cannot be read as TIFF, write or download it again ({reason})") from error
