@@ -1,7 +1,8 @@
-"""Time the cone-beam projector on this machine, one client, and measure how exact its transpose is.
+"""Time the cone-beam projector on this machine, one client, beside RTK's, and measure how exact its transpose is.
 
 Times are those of the processor (on one thread), the best of several calls, so that a busy machine disturbs them less.
-The goals are those of the project: they are printed, not enforced.
+The goals are those of the project: they are printed, not enforced. RTK's Joseph filters (pip install itk-rtk) are timed
+in turn with ours where they are installed.
 
     OMP_NUM_THREADS=1 python scripts/bench_cone.py --shape 128,128,128 --detector 192,192
 """
@@ -9,10 +10,13 @@ The goals are those of the project: they are printed, not enforced.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
+import rtk_joseph
 
 from hpcfed.operators.cone_beam import ConeBeam
 from hpcfed.workloads.ct_options import ScanOptions
@@ -21,12 +25,12 @@ REPEATS = 5
 GOALS = {"forward": 5.8, "adjoint": 6.9}  # ms a view, 128^3 voxels and 192^2 pixels
 
 
-def best(function: Callable[[], object], threads: int) -> float:
+def best(function: Callable[[], object], threads: int, repeats: int = REPEATS) -> float:
     """Seconds of the fastest call."""
-    clock = time.thread_time if threads == 1 else time.perf_counter
+    clock = time.process_time if threads == 1 else time.perf_counter
     function()
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         start = clock()
         function()
         seconds.append(clock() - start)
@@ -68,6 +72,15 @@ def main() -> None:
         milliseconds = 1e3 * best(function, arguments.threads) / arguments.views
         goal = f"   (goal: {GOALS[name]} ms)" if name in GOALS and default else ""
         print(f"  {name:<26}{milliseconds:8.1f} ms a view{goal}")
+    if importlib.util.find_spec("itk") is not None:
+        assert geometry.beam is not None
+        by_rtk = rtk_joseph.pair((ny, nx, nz), geometry.beam, geometry.angles, geometry.columns, geometry.rows)
+        for (name, own), function, array in zip(work.items(), by_rtk, (volume, projections), strict=False):
+            both = partial(function, array), own
+            # in turn, so that both meet the same load
+            times = [[best(each, arguments.threads, 1) for each in both] for _ in range(REPEATS)]
+            ratios = [theirs / ours for theirs, ours in times]
+            print(f"  RTK's {name} takes {np.median(ratios):.1f} times as long (goal: 3)")
     print(f"  adjoint error {adjoint_error(projector, volume, projections):.1e}")
 
 
