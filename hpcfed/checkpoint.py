@@ -4,8 +4,9 @@ A run keeps the last few (two by default) in ``checkpoints/``, each a folder of 
 read without this package::
 
     round-00000040/
-      state.h5            attributes format, round, num_clients; groups seconds and totals, whose attributes say what
-                          the rounds cost so far; group state: the replicated values (written by rank 0)
+      state.h5            attributes format, round, num_clients, absent (ids of clients that have left, in format 2);
+                          groups seconds and totals, whose attributes say what the rounds cost so far; group state: the
+                          replicated values (written by rank 0)
       clients-0003.h5     group state: what rank 3's clients keep, for methods whose clients keep anything
       SHA256SUMS          the checksums of all the others (sha256sum -c SHA256SUMS)
 
@@ -14,9 +15,10 @@ How a state is laid out stands in `hpcfed.state_hdf5`.
 A checkpoint is written under the name ``round-00000040.tmp``, flushed to the disk and renamed, so a killed run leaves
 either a whole one or none. Ranks write at the same time, large states in a thread beside the rounds (see `Writer`).
 
-``FORMAT`` numbers this layout. Adding an attribute or a member that a reader may pass over leaves it as it is. Whatever
-an older reader would misread raises it by one, and `load` then also reads the number before, so that a run can be
-resumed after an update. Other numbers are refused, and so is a state whose method has got other fields since.
+``FORMAT`` numbers this layout, ``FORMAT_ABSENT`` that of a federation which some clients have left. Adding an attribute
+or a member that a reader may pass over leaves it as it is. Whatever an older reader would misread raises it by one, and
+`load` then also reads the number before, so that a run can be resumed after an update. Other numbers are refused, and
+so is a state whose method has got other fields since.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ KEEP = 2
 WORTH_A_THREAD = 1 << 20  # bytes of a state; smaller ones are written before a thread would have started to help
 SUMS = "SHA256SUMS"
 FORMAT = 1
+FORMAT_ABSENT = 2
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def save(folder: Path, checkpoint: Checkpoint, fed: Federation, keep: int = KEEP
 
 
 class Writer:
-    """Writes the checkpoints of a run, large ones while its rounds go on. Every rank must make every call but `busy`.
+    """Writes the checkpoints of a run, large ones while its rounds go on. Every rank must make every call but `busy`
+    and `abandon`.
 
     A thread of each rank writes that rank's files. It needs no copy of a state, as states never change, and it leaves
     MPI alone: once no rank is busy, `settle` makes a checkpoint of what all have written. Until then the one before is
@@ -117,6 +121,12 @@ class Writer:
         with self._warning():
             _complete(final, written.result, self._fed.communicator, self._keep)
             self.last_round = round_of(final)
+
+    def abandon(self) -> None:
+        """Give up a checkpoint that has begun, once this rank's thread has left it alone. Any rank may call it."""
+        if self._pending is not None:
+            wait([self._pending[1]])
+            self._pending = None
 
     @contextlib.contextmanager
     def _warning(self) -> Iterator[None]:
@@ -182,6 +192,12 @@ def verify(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path / SUMS} is damaged: it does not list state.h5")
 
 
+def absent(path: Path) -> tuple[int, ...]:
+    """Ids of the clients that had left the federation when the checkpoint was written."""
+    with _open(path / "state.h5") as file:
+        return tuple(np.asarray(file.attrs.get("absent", ()), int).tolist())
+
+
 def load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
     """The checkpoint, with this rank's clients in its `PerClient` fields.
 
@@ -196,9 +212,10 @@ def load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
 
 def _load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
     with _open(path / "state.h5") as file:
-        if file.attrs.get("format") != FORMAT:
+        if file.attrs.get("format") not in (FORMAT, FORMAT_ABSENT):
             raise CheckpointError(
-                f"checkpoint {path} has format {file.attrs.get('format')}, this hpcfed reads {FORMAT}"
+                f"checkpoint {path} has format {file.attrs.get('format')}, this hpcfed reads {FORMAT} and "
+                f"{FORMAT_ABSENT}"
             )
         if file.attrs["num_clients"] != fed.num_clients:
             raise CheckpointError(
@@ -245,6 +262,8 @@ def _write_files(final: Path, checkpoint: Checkpoint, fed: Federation) -> list[s
         written.append(_temporary(final) / "state.h5")
         with hdf5.new_file(written[-1]) as file:
             file.attrs.update(format=FORMAT, round=checkpoint.round, num_clients=fed.num_clients)
+            if fed.absent:
+                file.attrs.update(format=FORMAT_ABSENT, absent=fed.absent)
             file.create_group("seconds").attrs.update(checkpoint.seconds)
             file.create_group("totals").attrs.update(checkpoint.totals)
             state_hdf5.write(file, "state", checkpoint.state, replicated=True)

@@ -6,7 +6,6 @@ is the only module that prints errors and decides on exit statuses.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -15,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import click
 
@@ -26,16 +25,20 @@ from hpcfed import (
     cli_studies,
     communicator,
     config,
+    environment,
     errors,
     flags,
     registry,
     run_folder,
 )
-from hpcfed.cluster.outcome import tell_status
+from hpcfed.cluster.outcome import tell_folder, tell_status
 from hpcfed.communicator import Communicator, SerialCommunicator
-from hpcfed.errors import ConfigError, HpcfedError
+from hpcfed.errors import ConfigError, HpcfedError, RankLostError
 from hpcfed.planning import commands as planning_commands
 from hpcfed.privacy import commands as privacy_commands
+
+if TYPE_CHECKING:
+    from hpcfed.runner import Run
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +74,8 @@ def main(tuned: Mapping[str, str], args: list[str]) -> NoReturn:
         logging.basicConfig(format="hpcfed: %(message)s", level=logging.WARNING)
         logging.getLogger("hpcfed").setLevel(logging.INFO if world.rank == 0 else logging.ERROR)
         status = _lead(Session(world, tuned), args) if world.rank == 0 else _follow(world)
-    except BaseException as error:
+    except BaseException as failure:
+        error = _regrouped(world, failure) if isinstance(failure, RankLostError) else failure
         everywhere = getattr(error, "everywhere", False)
         status = _explain(error) if world.rank == 0 or not everywhere else getattr(error, "status", 1)
         _flush()
@@ -80,7 +84,17 @@ def main(tuned: Mapping[str, str], args: list[str]) -> NoReturn:
     _flush()
     if world.rank == 0:
         tell_status(status)
-    sys.exit(status)
+    world.leave(status)
+
+
+def _regrouped(world: Communicator, error: RankLostError) -> RankLostError:
+    """The error as the ranks that are left have it in common, of whom the first one speaks."""
+    from hpcfed import recovery
+
+    before = world.members
+    world.recover()
+    lost = [rank for rank in before if rank not in world.members]
+    return RankLostError(f"{recovery.named(lost)} lost: {error}").on_all_ranks()
 
 
 def _connect(args: list[str]) -> Communicator:
@@ -88,7 +102,7 @@ def _connect(args: list[str]) -> Communicator:
     try:
         return communicator.connect()
     except ConfigError as error:
-        if communicator.launched_rank(os.environ) != 0:  # every process believes it is alone: one of them speaks
+        if environment.launched_rank(os.environ) != 0:  # every process believes it is alone: one of them speaks
             sys.exit(error.status)
         if args[:1] != ["doctor"]:
             raise
@@ -115,6 +129,8 @@ def _follow(world: Communicator) -> int:
     job, status = _announce(world)
     if job is not None:
         job.execute(world)
+        if world.rank == 0:  # those before it were lost on the way, which a run alone survives
+            _conclude(cast("Run", job).folder)
     return status
 
 
@@ -237,9 +253,10 @@ def _start(configuration: config.RunConfig) -> None:
     from hpcfed.runner import Run
 
     session: Session = click.get_current_context().obj
-    config.refuse_ranks(configuration, session.communicator.size)
+    config.refuse_ranks(configuration, session.communicator.size, session.communicator.tolerant)
     folder = run_folder.create(configuration.run.out, configuration.workload.name)
     folder.write_config(configuration.to_toml())
+    tell_folder(folder.path)
     try:
         session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]])))
     except Exception:
@@ -270,8 +287,13 @@ def run_file(file: str) -> None:
 @click.option(
     "--rounds", type=click.IntRange(min=1), help="Go on to this many rounds in all instead of the configured number."
 )
+@click.option(
+    "--on-failure",
+    type=click.Choice(["stop", "takeover", "drop"]),
+    help="What happens when a rank is lost, instead of what is configured.",
+)
 @cli_studies.GROUPS
-def resume(directory: str, rounds: int | None, groups: int | None) -> None:
+def resume(directory: str, rounds: int | None, on_failure: str | None, groups: int | None) -> None:
     """Go on with the run in DIR from its last whole checkpoint, on any number of ranks; or with all runs of a sweep or
     a comparison.
 
@@ -285,19 +307,25 @@ def resume(directory: str, rounds: int | None, groups: int | None) -> None:
     if study is not None:
         if rounds is not None:
             raise ConfigError(f"--rounds {rounds}: {directory} is a {study.kind}: name the folder of one of its runs")
+        if on_failure is not None:
+            raise ConfigError(f"--on-failure {on_failure} is for single runs: {directory} is a {study.kind}")
         cli_studies.carry_out(study, groups)
         return
     if groups is not None:
         raise ConfigError(f"--groups {groups}: {directory} is one run: only sweeps and comparisons have groups")
     folder = run_folder.open_existing(directory)
-    configuration = config.assemble({}, config.read_toml(folder.config), str(folder.config))
-    config.refuse_ranks(configuration, session.communicator.size)
+    given: dict[str, Any] = {} if on_failure is None else {"on_failure": on_failure}
+    configuration = config.assemble(given, config.read_toml(folder.config), str(folder.config))
+    config.refuse_ranks(configuration, session.communicator.size, session.communicator.tolerant)
+    tell_folder(folder.path)
     newest = checkpoint.latest(folder.checkpoints)
     done = 0 if newest is None else checkpoint.round_of(newest)
     if rounds is not None and rounds != configuration.run.rounds:
         if rounds < done:
             raise ConfigError(f"--rounds {rounds}: {folder.path} has done {done} already: ask for more")
-        configuration = config.assemble({"rounds": rounds}, config.read_toml(folder.config), str(folder.config))
+        configuration = config.assemble(
+            {**given, "rounds": rounds}, config.read_toml(folder.config), str(folder.config)
+        )
     elif folder.finished and result.is_whole(folder.result):
         click.echo(f"{folder.path} is finished: {done} rounds; hpcfed resume {folder.path} --rounds N goes further")
         return
@@ -309,45 +337,6 @@ def resume(directory: str, rounds: int | None, groups: int | None) -> None:
         logger.warning("%s has no checkpoint yet: starting from the beginning", folder.path)
     session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]]), newest))
     _conclude(folder)
-
-
-@commands.command(short_help="Print what a run, sweep or comparison is and how far it has come.")
-@click.argument("directory", metavar="DIR")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def show(directory: str, as_json: bool) -> None:
-    """Print what the run, sweep or comparison in DIR is and how far it has come."""
-    from hpcfed import summary
-    from hpcfed.recorder import strict
-
-    study = cli_studies.found(directory)
-    if study is not None:
-        rows = [strict(row) for row in study.rows()] if as_json else []
-        click.echo(json.dumps({study.kind: rows}, allow_nan=False) if as_json else study.table())
-        return
-    facts = summary.facts(run_folder.open_existing(directory))
-    click.echo(json.dumps(strict(facts), allow_nan=False) if as_json else summary.table(facts))
-
-
-@commands.command(short_help="Draw one run, several over one another, a sweep or a comparison.")
-@click.argument("directories", metavar="DIR...", nargs=-1, required=True)
-@click.option("--out", type=str, help="Picture to write  [default: DIR/convergence.png, compare.png for several].")
-@click.option("--metric", metavar="NAME", help="What to draw of a sweep  [default: objective].")
-def plot(directories: tuple[str, ...], out: str | None, metric: str | None) -> None:
-    """Draw the convergence of one run, or of several over one another, and the pictures of a finished one.
-
-    Of a sweep: the last METRIC against each option that was varied. Of a comparison: its variants.
-    """
-    from hpcfed import plots
-
-    study = cli_studies.found(directories[0]) if len(directories) == 1 else None
-    if study is not None:
-        click.echo(study.draw(Path(out) if out else None, metric))
-        return
-    if metric is not None:
-        raise ConfigError(f"--metric {metric} is for a sweep: of runs all metrics are drawn")
-    folders = [run_folder.open_existing(directory) for directory in directories]
-    for picture in plots.draw(folders, Path(out) if out else None):
-        click.echo(picture)
 
 
 @commands.command(short_help="List known data sets, or check files.")
@@ -392,6 +381,8 @@ for command in (
     cli_studies.sweep,
     cli_cluster.launch,
     cli_cluster.submit,
+    cli_outcomes.show,
+    cli_outcomes.plot,
     cli_outcomes.export,
     cli_outcomes.report,
     planning_commands.plan,

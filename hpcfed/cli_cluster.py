@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hpcfed.communicator import launched_ranks
-from hpcfed.environment import usable_cores
+from hpcfed.environment import launched_ranks, usable_cores
 from hpcfed.errors import ConfigError
 
 # The words of the command that is started follow; what is not ours is its own.
@@ -25,22 +24,31 @@ _PASSES_ON = {"ignore_unknown_options": True}
 @click.option(
     "-n", "--ranks", type=click.IntRange(min=1), help="Number of ranks  [default: the allocation's, or the cores]."
 )
+@click.option(
+    "--on-failure",
+    type=click.Choice(["stop", "takeover", "drop"]),
+    help="What happens when a rank is lost, for the COMMAND; all but stop need mpirun of Open MPI 5, also within an "
+    "allocation  [default: as the COMMAND is configured].",
+)
 @click.option("--dry-run", is_flag=True, help="Print the line and stop.")
 @click.argument("words", metavar="COMMAND [OPTIONS]...", nargs=-1, required=True, type=click.UNPROCESSED)
-def launch(ranks: int | None, dry_run: bool, words: Sequence[str]) -> None:
+def launch(ranks: int | None, on_failure: str | None, dry_run: bool, words: Sequence[str]) -> None:
     """Start an hpcfed COMMAND on several ranks: by srun within an allocation of SLURM, else by the mpirun or mpiexec of
     Open MPI, MPICH or Intel.
 
     What this machine needs is added: more ranks than cores, no binding, the superuser. The line is printed. SIGTERM,
     SIGUSR1 and the first Ctrl-C make the ranks write a checkpoint and leave with status 75; the status is that of the
-    run.
+    run, 1 if its ranks were killed.
     """
     from hpcfed.cluster import launcher
 
     _refuse_ranks("launch")
     ranks = ranks or launcher.default_ranks()
     hpcfed = [sys.executable, "-m", "hpcfed", *words]
-    start = launcher.find().line(ranks, hpcfed, cores=usable_cores(), root=os.geteuid() == 0)
+    if on_failure is not None:
+        hpcfed += ["--on-failure", on_failure]
+    tolerant = (on_failure or _on_failure(words)) != "stop"
+    start = launcher.find(tolerant=tolerant).line(ranks, hpcfed, cores=usable_cores(), root=os.geteuid() == 0)
     shown = [f"{name}={value}" for name, value in start.environment.items()] + start.command
     click.echo(shlex.join(shown), err=True)
     if not dry_run:
@@ -97,6 +105,17 @@ def submit(words: Sequence[str], dry_run: bool, **given: Any) -> None:
     number = batch.submit(script)
     log = f"hpcfed-{job.short_name}-{number}{'-*' if job.array else ''}.log"
     click.echo(f"job {number}: squeue -j {number} shows it, {log} what it says")
+
+
+def _on_failure(words: Sequence[str]) -> str:
+    """What the file of a command that has one says of lost ranks."""
+    from hpcfed import config
+
+    if len(words) < 2 or words[0] not in ("run", "resume"):
+        return "stop"
+    path = Path(words[1]) / "config.toml" if words[0] == "resume" else Path(words[1])
+    table = config.read_toml(path).get("run", {}) if path.is_file() else {}
+    return str(table.get("on_failure", "stop")) if isinstance(table, Mapping) else "stop"
 
 
 def _refuse_ranks(command: str) -> None:

@@ -1,13 +1,54 @@
-"""The commands that hand on what came out: ``export`` to other programs, ``report`` to readers."""
+"""The commands that hand on what came out: ``show``, ``plot`` and ``report`` to readers, ``export`` to programs."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from hpcfed import cli_studies, run_folder
+from hpcfed.errors import ConfigError
 from hpcfed.export import FORMATS
+
+
+@click.command(short_help="Print what a run, sweep or comparison is and how far it has come.")
+@click.argument("directory", metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def show(directory: str, as_json: bool) -> None:
+    """Print what the run, sweep or comparison in DIR is and how far it has come."""
+    from hpcfed import summary
+    from hpcfed.recorder import strict
+
+    study = cli_studies.found(directory)
+    if study is not None:
+        rows = [strict(row) for row in study.rows()] if as_json else []
+        click.echo(json.dumps({study.kind: rows}, allow_nan=False) if as_json else study.table())
+        return
+    facts = summary.facts(run_folder.open_existing(directory))
+    click.echo(json.dumps(strict(facts), allow_nan=False) if as_json else summary.table(facts))
+
+
+@click.command(short_help="Draw one run, several over one another, a sweep or a comparison.")
+@click.argument("directories", metavar="DIR...", nargs=-1, required=True)
+@click.option("--out", type=str, help="Picture to write  [default: DIR/convergence.png, compare.png for several].")
+@click.option("--metric", metavar="NAME", help="What to draw of a sweep  [default: objective].")
+def plot(directories: tuple[str, ...], out: str | None, metric: str | None) -> None:
+    """Draw the convergence of one run, or of several over one another, and the pictures of a finished one.
+
+    Of a sweep: the last METRIC against each option that was varied. Of a comparison: its variants.
+    """
+    from hpcfed import plots
+
+    study = cli_studies.found(directories[0]) if len(directories) == 1 else None
+    if study is not None:
+        click.echo(study.draw(Path(out) if out else None, metric))
+        return
+    if metric is not None:
+        raise ConfigError(f"--metric {metric} is for a sweep: of runs all metrics are drawn")
+    folders = [run_folder.open_existing(directory) for directory in directories]
+    for picture in plots.draw(folders, Path(out) if out else None):
+        click.echo(picture)
 
 
 @click.command(short_help="Write a reconstruction as TIFF, NIfTI, NRRD, MHA, DICOM or Zarr.")

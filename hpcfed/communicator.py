@@ -10,16 +10,19 @@ import contextlib
 import itertools
 import os
 import socket
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed import shared_memory
-from hpcfed.errors import ConfigError, everywhere, portable
+from hpcfed import faults, shared_memory
+from hpcfed.environment import launched_ranks
+from hpcfed.errors import ConfigError, RankLostError, everywhere, portable
 from hpcfed.shared_memory import SharedMemory
 
 Bytes = NDArray[np.uint8]
@@ -34,12 +37,17 @@ class Communicator(Protocol):
     local_rank : place of this process among those of the whole job on its node. Groups of ranks on one node do not
         share local ranks, so that they take different GPUs.
     local_size : how many of the ranks are on this node.
+    tolerant : whether ranks may outlive one another. Where one is lost, any call may raise a `RankLostError` on any of
+        the others; all that are left then meet in `recover`. Otherwise the loss of one is the end of all.
+    members : the ranks of the whole job that are left, by the numbers that they had when it began.
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
+    tolerant: bool
+    members: tuple[int, ...]
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
         """The picklable ``value`` of rank ``root``, on every rank."""
@@ -68,6 +76,12 @@ class Communicator(Protocol):
     def on_node(self) -> Communicator:
         """The ranks of this rank's node, in rank order; every rank must call it the first time."""
 
+    def across_nodes(self) -> Communicator | None:
+        """The ranks with this rank's place on their nodes, in the order of the nodes, where every node has that place.
+
+        Every rank must call it the first time.
+        """
+
     def split(self, sizes: Sequence[int]) -> Communicator | None:
         """This rank's group where the first ``sizes[0]`` ranks are one, the next ``sizes[1]`` another, and so on.
 
@@ -78,7 +92,7 @@ class Communicator(Protocol):
         """Enter on one rank of each node first; the others enter when it has left."""
 
     def shared(self) -> SharedMemory | None:
-        """Memory that all ranks read and write, if they are on one node; every rank must call it the first time."""
+        """Memory that the ranks of this node read and write, if every node has such; every rank must call it first."""
 
     def barrier(self) -> None:
         """Wait for all ranks, awake: for waits that are short. What they have written before, all see after it."""
@@ -86,8 +100,26 @@ class Communicator(Protocol):
     def wait(self) -> None:
         """Wait for all ranks, asleep: for waits that may be long, in which spinning would take others' cores."""
 
+    def lost(self) -> bool:
+        """Whether a rank is lost: may be asked by a rank alone, for what else has gone wrong may have that reason."""
+
+    def agree(self, fine: bool) -> bool:
+        """Whether every rank says so and none is lost; the same verdict on all that are left, who must all ask."""
+
+    def guard(self) -> None:
+        """From now on take ranks for lost that somebody has stopped, where another rank runs on their node."""
+
+    def recover(self) -> None:
+        """Go on with the ranks that are left, in their order, who must all call it: rank, size and nodes change.
+
+        What was split from this communicator, or shared through it, is of no more use.
+        """
+
     def abort(self, status: int) -> None:
         """End all ranks at once."""
+
+    def leave(self, status: int) -> NoReturn:
+        """End this process; without MPI's leave if ranks may be lost, for whom it might wait for ever."""
 
 
 class SerialCommunicator:
@@ -97,6 +129,8 @@ class SerialCommunicator:
     size = 1
     local_rank = 0
     local_size = 1
+    tolerant = False
+    members: tuple[int, ...] = (0,)
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
         return value
@@ -126,6 +160,9 @@ class SerialCommunicator:
     def on_node(self) -> Communicator:
         return self
 
+    def across_nodes(self) -> Communicator | None:
+        return self
+
     def split(self, sizes: Sequence[int]) -> Communicator | None:
         return self if sizes else None
 
@@ -141,8 +178,23 @@ class SerialCommunicator:
     def wait(self) -> None:
         return None
 
+    def lost(self) -> bool:
+        return False
+
+    def agree(self, fine: bool) -> bool:
+        return fine
+
+    def guard(self) -> None:
+        return None
+
+    def recover(self) -> None:
+        return None
+
     def abort(self, status: int) -> None:
         os._exit(status)
+
+    def leave(self, status: int) -> NoReturn:
+        sys.exit(status)
 
 
 class MpiCommunicator:
@@ -156,10 +208,19 @@ class MpiCommunicator:
         from mpi4py import MPI
 
         self._mpi = MPI
-        self._comm = MPI.COMM_WORLD if comm is None else comm
+        if comm is None:
+            comm = MPI.COMM_WORLD
+            if faults.tolerated(os.environ):
+                comm = faults.Kin(MPI, comm, range(comm.Get_size())).root
+        self._settle(comm, local_rank)
+
+    def _settle(self, comm: Any, local_rank: int | None) -> None:
+        self._comm = comm
+        self.tolerant = isinstance(comm, faults.Watched)
+        self.members: tuple[int, ...] = comm.kin.members if self.tolerant else tuple(range(comm.Get_size()))
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
-        self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._node = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._first_on_node: bool = self._node.Get_rank() == 0
         self.local_rank: int = self._node.Get_rank() if local_rank is None else local_rank
         self.local_size: int = self._node.Get_size()
@@ -220,6 +281,16 @@ class MpiCommunicator:
     def _on_node(self) -> MpiCommunicator:
         return MpiCommunicator(self._node, self.local_rank)
 
+    def across_nodes(self) -> Communicator | None:
+        return self._across_nodes
+
+    @cached_property
+    def _across_nodes(self) -> MpiCommunicator | None:
+        place, nodes = self._node.Get_rank(), self.nodes()
+        common = place < min(Counter(nodes).values())
+        comm = self._comm.Split(place if common else self._mpi.UNDEFINED, nodes[self.rank])
+        return MpiCommunicator(comm, self.local_rank) if common else None
+
     def split(self, sizes: Sequence[int]) -> Communicator | None:
         mine = next((group for group, end in enumerate(itertools.accumulate(sizes)) if self.rank < end), None)
         comm = self._comm.Split(self._mpi.UNDEFINED if mine is None else mine, self.rank)
@@ -251,8 +322,35 @@ class MpiCommunicator:
         while not request.Test():
             time.sleep(self.nap_seconds)
 
+    def lost(self) -> bool:
+        return self.tolerant and bool(self._comm.kin.lost())
+
+    def agree(self, fine: bool) -> bool:
+        return bool(self._comm.kin.agree(fine))
+
+    def guard(self) -> None:
+        if self.tolerant:
+            self._comm.kin.neighbours.watch()
+
+    def recover(self) -> None:
+        kin, mpi, local_rank = self._comm.kin, self._mpi, self.local_rank
+        fine = False
+        while not fine:  # another one may be lost meanwhile
+            kin = kin.shrunk()
+            self.__dict__.clear()  # what was made for the old ranks, too
+            self._mpi, self.local_rank = mpi, local_rank
+            with contextlib.suppress(RankLostError):
+                self._settle(kin.root, local_rank)
+                fine = True
+            fine = kin.agree(fine)
+
     def abort(self, status: int) -> None:
         self._comm.Abort(status)
+
+    def leave(self, status: int) -> NoReturn:
+        if self.tolerant:
+            os._exit(status)
+        sys.exit(status)
 
 
 @contextlib.contextmanager
@@ -270,21 +368,6 @@ def together(communicator: Communicator) -> Iterator[None]:
     failures = [reported for reported in communicator.gather(failure) if reported is not None]
     if failures:
         raise everywhere(failures[0])
-
-
-def launched_ranks(environment: Mapping[str, str]) -> int | None:
-    """How many ranks a launcher says it started, from the variables it sets: None without a launcher, 0 if unsaid.
-
-    Open MPI's mpirun sets ``OMPI_COMM_WORLD_SIZE``, MPICH's and Intel's ``PMI_SIZE``, ``srun`` the step's size (but
-    not inside the batch script itself, which is a step of one task).
-    """
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    step = environment.get("SLURM_STEP_NUM_TASKS", "")
-    if "SLURM_PROCID" in environment and step.isdigit() and int(step) > 1:
-        return int(step)
-    return 0 if "PMIX_RANK" in environment else None
 
 
 def connect(environment: Mapping[str, str] = os.environ) -> Communicator:
@@ -311,14 +394,6 @@ def connect(environment: Mapping[str, str] = os.environ) -> Communicator:
             "and the MPI library are of different kinds (see: hpcfed doctor); under SLURM start with srun --mpi=pmix"
         )
     return communicator
-
-
-def launched_rank(environment: Mapping[str, str]) -> int:
-    """The rank that the launcher gave this process, also where MPI cannot be loaded; 0 without a launcher."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    return 0
 
 
 def _first_line(error: BaseException) -> str:

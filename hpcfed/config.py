@@ -50,6 +50,12 @@ class RunOptions:
     )
     error_feedback: bool = option(False, "add what --quantize took from a client's message to its next one")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients compute")
+    on_failure: Literal["stop", "takeover", "drop"] = option(
+        "stop",
+        "what happens when a rank of several is lost, with hpcfed launch or mpirun --with-ft ulfm of Open MPI 5; stop: "
+        "the run ends and can be resumed; takeover: the others take its clients over, from the last checkpoint or, if "
+        "clients keep nothing, at once, for the same result; drop: they go on without its clients",
+    )
     tune: str | None = option(
         None,
         "choose values of the algorithm's options by short runs first, by the lowest objective: all combinations of "
@@ -144,7 +150,7 @@ def assemble(given: Mapping[str, Any], file: Mapping[str, Any] | None = None, so
         raise ConfigError(f"{source}: the table [workload] needs a name: one of {', '.join(registry.WORKLOADS)}")
     tables["workload"].pop("name", None)
     workload_class = registry.load("workload", workload_name)
-    defaults = dict(workload_class.defaults)
+    defaults, presets = dict(workload_class.defaults), getattr(workload_class, "presets", {})
     names = {"workload": workload_name}
     for section in ("algorithm", "compressor"):
         in_file = tables[section].pop("name", None)
@@ -162,6 +168,7 @@ def assemble(given: Mapping[str, Any], file: Mapping[str, Any] | None = None, so
         # What the workload presets for its own method or compressor says nothing about another one.
         preset = section in ("run", "workload") or names[section] == workload_class.defaults[section]
         values = {key: value for key, value in defaults.items() if preset and key in known}
+        values |= {key: value for key, value in presets.get(names["algorithm"], {}).items() if key in known}
         for key, value in tables[section].items():
             if key not in known:
                 raise ConfigError(
@@ -335,16 +342,23 @@ def _refuse_misfit(names: Mapping[str, str], classes: Mapping[str, Any]) -> None
         raise ConfigError(f"{misfit}. Algorithms that fit {names['workload']}: {algorithms}")
 
 
-def refuse_ranks(config: RunConfig, ranks: int) -> None:
+def refuse_ranks(config: RunConfig, ranks: int, tolerant: bool = False) -> None:
     """Refuse more ranks than clients: a rank may own several clients, but not none.
+
+    And refuse to promise that the loss of a rank is survived, unless ranks outlive one another (``tolerant``).
 
     Raises
     ------
     ConfigError
     """
-    clients = config.workload.options.clients
+    clients, on_failure = config.workload.options.clients, config.run.on_failure
     if ranks > clients:
         raise ConfigError(f"{ranks} ranks for --clients {clients}: start at most {clients} ranks, or raise --clients")
+    if on_failure != "stop" and ranks > 1 and not tolerant:
+        raise ConfigError(
+            f"--on-failure {on_failure}: these ranks cannot outlive one another: start them with hpcfed launch "
+            f"--on-failure {on_failure}, or mpirun --with-ft ulfm, of Open MPI 5 or newer"
+        )
 
 
 def _refuse_contradictions(config: RunConfig) -> None:
@@ -358,6 +372,11 @@ def _refuse_contradictions(config: RunConfig) -> None:
         raise ConfigError(
             f"--participants {participants}: the clients of {config.algorithm.name} keep estimates that every round "
             "corrects, and those of a client that sat out would be of another point: leave --participants out"
+        )
+    if config.run.on_failure == "drop" and keeps_clients(method.state_type) and not hasattr(method, "forget"):
+        raise ConfigError(
+            f"--on-failure drop: what clients of {config.algorithm.name} keep cannot be taken out of its sums: use "
+            "--on-failure takeover"
         )
     levels = config.compressor.options.quantize
     if config.run.error_feedback and not levels:

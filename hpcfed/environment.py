@@ -1,7 +1,7 @@
 """What a good run needs of its environment, set before NumPy and MPI are loaded, where the user did not set it.
 
 Measured on two cores: 17 ranks that spin while they wait are about 20 times slower than 17 that yield, and probing for
-fast networks costs a second at every start on a machine that has none.
+fast networks costs a second at every start on a machine that has none. What launchers tell a process is read here, too.
 """
 
 from __future__ import annotations
@@ -55,6 +55,29 @@ def usable_cores() -> int:
     """Cores of this node that the job may use. A process bound to one core tells nothing: then all count."""
     bound = len(os.sched_getaffinity(0))
     return bound if bound > 1 else os.cpu_count() or 1
+
+
+def launched_ranks(environment: Mapping[str, str]) -> int | None:
+    """How many ranks a launcher says it started, from the variables it sets: None without a launcher, 0 if unsaid.
+
+    Open MPI's mpirun sets ``OMPI_COMM_WORLD_SIZE``, MPICH's and Intel's ``PMI_SIZE``, ``srun`` the step's size (but
+    not inside the batch script itself, which is a step of one task).
+    """
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    step = environment.get("SLURM_STEP_NUM_TASKS", "")
+    if "SLURM_PROCID" in environment and step.isdigit() and int(step) > 1:
+        return int(step)
+    return 0 if "PMIX_RANK" in environment else None
+
+
+def launched_rank(environment: Mapping[str, str]) -> int:
+    """The rank that the launcher gave this process, also where MPI cannot be loaded; 0 without a launcher."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return 0
 
 
 def local_ranks(environment: Mapping[str, str]) -> int:

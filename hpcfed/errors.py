@@ -48,6 +48,10 @@ class DivergedError(HpcfedError):
     """The iterates stopped being numbers."""
 
 
+class RankLostError(HpcfedError):
+    """A rank is gone: killed, crashed, or taken for dead. Every rank that is left gets this error, at its own time."""
+
+
 class Interrupted(HpcfedError):
     """The run was asked to stop, wrote a checkpoint, and can be resumed."""
 

@@ -5,10 +5,11 @@ Three ways:
 - *in order* (the default): an array is cut into one segment for each rank; each client's segments, compressed or not,
   travel to the ranks that own them, which add them up in client order in float64 and pass the result round. The
   traffic is that of an Allreduce. Where it is cheaper (`hpcfed.routes`), all compressed messages go to each node, whose
-  ranks are the owners of its own sum, or to each rank, which adds them up itself. Where all ranks are on one node,
-  uncompressed arrays do not travel: the ranks add them up in memory that they share (`hpcfed.shared_memory`).
+  ranks are the owners of its own sum, or to each rank, which adds them up itself. Uncompressed arrays do not travel
+  within a node: its ranks add them up in memory that they share, and from node to node goes the sum so far
+  (`hpcfed.chain`), where that is cheaper.
 - *of integers*: clients round to a common grid, so their messages are small integers, whose sums are exact in any
-  order: one integer Allreduce.
+  order: the ranks of a node add theirs up in their memory, and between nodes there is an Allreduce.
 - *in any order*: one plain floating-point Allreduce, whose bits depend on the number of ranks and on the MPI library.
 """
 
@@ -23,11 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfed import chain
+from hpcfed.chain import cuts
 from hpcfed.communicator import Communicator, together
-from hpcfed.compressors.raw import Raw, add
+from hpcfed.compressors.raw import Raw, divide
 from hpcfed.errors import ConfigError
 from hpcfed.parcel import Parcel
-from hpcfed.shared_memory import SharedMemory
 
 Array = NDArray[Any]
 
@@ -37,9 +39,6 @@ ALIGNMENT = 8
 ELEMENTS_A_PASS = 1 << 22
 # Elements that are encoded, and decoded and added up, at a time: few enough that their sum stays in the cache.
 ELEMENTS_A_PIECE = 1 << 17
-# The same in shared memory, where nothing is decoded, the unit of a rank's part there (a page of float32), and elements
-# of all clients that every rank adds up itself.
-ELEMENTS_A_BLOCK, PAGE, ELEMENTS_ALONE = 1 << 14, 1 << 10, 1 << 14
 # A mean that is quantized on its way back is cut into parts that do not depend on the ranks: about 64, but not smaller
 # nor larger than this many elements. Each needs a stream, which takes longer to make than a small part to quantize.
 SMALLEST_PART, LARGEST_PART = 1 << 10, 1 << 16
@@ -68,8 +67,8 @@ def combine(
         result = _sum_of_integers(parcel, values, compressor, shape, dtype)
     elif sum_order == "any" and compressor is None:
         result = _sum_in_any_order(parcel, values, shape, dtype)
-    elif compressor is None and (memory := parcel.communicator.shared()) is not None:
-        result = _sum_in_shared_memory(parcel, memory, values, shape, dtype)
+    elif compressor is None and (memory := chain.memory_for(parcel, math.prod(shape), dtype)) is not None:
+        result = chain.sum_in_memory(parcel, memory, values, shape, dtype)
     else:
         return _sum_in_order(parcel, values, compressor or Raw(), shape, dtype)
     _count_broadcast(parcel, result.nbytes, 32 * result.size)
@@ -151,12 +150,12 @@ class _Travel:
         step = part * max(ELEMENTS_A_PASS // (part * max(self.counts)), communicator.size)
         for first in range(0, result.size, step):
             last = min(first + step, result.size)
-            cuts = _cuts(first, last, group.size, part)
-            start, stop = cuts[group.rank], cuts[group.rank + 1]
+            borders = cuts(first, last, group.size, part)
+            start, stop = borders[group.rank], borders[group.rank + 1]
             segments = {
                 (size, place): self._segments(*cut)
                 for size in {size for size, _ in crowds}
-                for place, cut in enumerate(itertools.pairwise(_cuts(first, last, size, part)))
+                for place, cut in enumerate(itertools.pairwise(cuts(first, last, size, part)))
             }
             outgoing = [segments[crowd] for crowd in crowds]
             sizes = self._sizes_from_all(outgoing, start, stop)
@@ -164,11 +163,11 @@ class _Travel:
             total = np.empty(stop - start, self.dtype)
             self._add_up(received, sizes, start, stop, total)
             if mean_codec is None:
-                group.join(total, np.diff(cuts).tolist(), result[first:last])
+                group.join(total, np.diff(borders).tolist(), result[first:last])
                 self.received += (last - first) * result.itemsize + each_node * sum(each.size for each in received)
                 self.mean_bits += 32 * (last - first)
             else:
-                self._pass_round_quantized(mean_codec, total, cuts, part, result)
+                self._pass_round_quantized(mean_codec, total, borders, part, result)
 
     def by_gathering(self, result: Array) -> None:
         """Every rank gets all messages and adds them up itself."""
@@ -223,7 +222,7 @@ class _Travel:
                 end = ends[owner][place + number]
                 segment = received[owner][end - sizes[owner][place + number] : end]
                 self.codec.accumulate(total, segment, self.shape, self.dtype, first, last, weight)
-            _divide(total, self.divisor)
+            divide(total, self.divisor)
             out[first - start : last - start] = total
 
     def _pass_round_quantized(self, codec: Any, own: Array, cuts: Sequence[int], part: int, result: Array) -> None:
@@ -250,58 +249,6 @@ class _Travel:
                 result[start:stop] = total
                 place += length
         self.received += sum(segments.size for segments in received)
-
-
-def _sum_in_shared_memory(
-    parcel: Parcel, memory: SharedMemory, values: Mapping[int, Array], shape: Any, dtype: Any
-) -> Array:
-    """Clients' arrays are put where all ranks see them, a pass at a time, and each rank adds up its part of the pass.
-
-    What is added up sooner than the ranks have met again, every rank adds up itself.
-    """
-    communicator, clients, size = parcel.communicator, len(parcel.cohort), math.prod(shape)
-    places = {client: place for place, client in enumerate(parcel.cohort)}
-    flat = {client: np.ascontiguousarray(value).reshape(-1) for client, value in values.items()}
-    parcel.ledger.send(wire_bytes_up=size * dtype.itemsize * len(flat), paper_bits_up=32 * size * len(flat))
-    weights = [1.0] * clients if parcel.weights is None else parcel.weights
-    alone = clients * size <= ELEMENTS_ALONE
-    parts, part = (1, 0) if alone else (communicator.size, communicator.rank)
-    result = memory.result(size * dtype.itemsize, alone)
-    total, rounded = (np.empty(min(size, ELEMENTS_A_BLOCK), kind) for kind in (np.float64, dtype))
-    step = memory.room // (clients * dtype.itemsize)
-    for first in range(0, size, step):
-        length = min(step, size - first)
-        start, stop = _cuts(0, length, parts, PAGE)[part : part + 2]
-        desk = memory.desk()[: clients * length * dtype.itemsize].view(dtype).reshape(clients, length)
-        arrays = list(desk)
-        for client, value in flat.items():
-            own, there = value[first : first + length], arrays[places[client]]
-            arrays[places[client]] = own
-            for others in (slice(length),) if alone else (slice(start), slice(stop, length)):
-                there[others] = own[others]
-        communicator.barrier()
-        result.open()
-        for begin in range(start, stop, ELEMENTS_A_BLOCK):
-            end = min(begin + ELEMENTS_A_BLOCK, stop)
-            block = total[: end - begin]
-            block[:] = 0
-            for array, weight in zip(arrays, weights, strict=True):
-                add(block, array[begin:end], weight)
-            _divide(block, parcel.divisor)
-            rounded[: block.size] = block
-            result.write((first + begin) * dtype.itemsize, rounded[: block.size])
-    if not alone:
-        communicator.barrier()
-    mean: Array = result.taken().view(dtype).reshape(shape)
-    return mean
-
-
-def _divide(total: Array, divisor: float) -> None:
-    """Divide in place; by a power of two as a product with its inverse, of the same bits in a quarter of the time."""
-    if math.frexp(divisor)[0] == 0.5:
-        total *= 1 / divisor
-    else:
-        total /= divisor
 
 
 def _crowds(nodes: Sequence[int]) -> list[tuple[int, int]]:
@@ -344,7 +291,7 @@ def _sum_of_integers(parcel: Parcel, values: Mapping[int, Array], compressor: An
     total = levels[0] if levels else np.zeros(shape, compressor.level_type(count))
     for more in levels[1:]:
         total += more
-    total = communicator.sum(total)
+    total = chain.sum_of_integers(communicator, total)
     parcel.ledger.send(
         wire_bytes_up=sum(each.nbytes + common.nbytes for each in levels),
         paper_bits_up=sum(compressor.paper_bits(shape) for _ in levels),
@@ -364,9 +311,3 @@ def _sum_in_any_order(parcel: Parcel, values: Mapping[int, Array], shape: Any, d
     parcel.ledger.send(wire_bytes_up=total.nbytes * len(values), paper_bits_up=32 * total.size * len(values))
     result: Array = parcel.communicator.sum(total) / np.asarray(parcel.divisor, dtype)
     return result
-
-
-def _cuts(first: int, last: int, parts: int, unit: int = ALIGNMENT) -> list[int]:
-    """Borders of ``parts`` nearly equal pieces of ``[first, last)``, each at a multiple of the unit from first."""
-    units = -(-(last - first) // unit)
-    return [min(first + unit * (units * part // parts), last) for part in range(parts + 1)]

@@ -7,6 +7,7 @@ each rank computes it from replicated inputs, and there is no server rank.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from hpcfed import devices, exchange
+from hpcfed import devices, exchange, sharing
 from hpcfed.communicator import Communicator, SerialCommunicator, together
 from hpcfed.errors import everywhere, portable
 from hpcfed.journal import Journal
@@ -69,6 +70,8 @@ class Federation:
     routes : chooses the way that quantized messages go.
     residuals : this round's `hpcfed.feedback.Residuals` under error feedback, None without it.
     journal : the run's journal, for `note`.
+    absent : ids, in order, of clients that have left: they take part in nothing. Each of the others remains what it is
+        in a federation of ``num_clients``, but means are over those present.
     """
 
     num_clients: int
@@ -83,13 +86,16 @@ class Federation:
     routes: Routes = field(default_factory=Routes)
     residuals: Any = None
     journal: Journal = field(default_factory=Journal)
+    absent: tuple[int, ...] = ()
     round: int = 0
     cohort: tuple[int, ...] = ()
     _calls: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
         if not self.cohort:
-            object.__setattr__(self, "cohort", tuple(range(self.num_clients)))
+            gone = set(self.absent)
+            present = tuple(client for client in range(self.num_clients) if client not in gone)
+            object.__setattr__(self, "cohort", present)
 
     # -- who takes part ------------------------------------------------------------------------------------------
 
@@ -104,20 +110,35 @@ class Federation:
     def sample(self, count: int | None) -> Federation:
         """This round's cohort: ``count`` clients, uniformly without replacement, the same on every rank.
 
-        None stands for all clients.
+        None stands for all clients, and so does a count of more than are present.
         """
         if count is None or count == self.num_clients:
             return self
         if not 0 < count < self.num_clients:
             raise ValueError(f"a cohort of {count} out of {self.num_clients} clients")
+        present = self.num_present
+        if count >= present:
+            return self
         self.ledger.participants = count
         stream = self.streams.generator(Purpose.COHORT, self.round, next(self._calls))
-        chosen = stream.choice(self.num_clients, size=count, replace=False)
-        return replace(self, cohort=tuple(sorted(chosen.tolist())))
+        chosen = sorted(stream.choice(present, size=count, replace=False).tolist())
+        if self.absent:
+            everyone = self.at(self.round).cohort
+            chosen = [everyone[place] for place in chosen]
+        return replace(self, cohort=tuple(chosen))
+
+    @property
+    def num_present(self) -> int:
+        """How many clients have not left."""
+        return self.num_clients - len(self.absent)
+
+    def place(self, client: int) -> int:
+        """Which one it is of those present, counted from 0."""
+        return client - bisect.bisect_left(self.absent, client)
 
     def owner(self, client: int) -> int:
         """The rank that a client lives on: blocks of consecutive ids, sizes differing by at most one."""
-        return ((client + 1) * self.communicator.size - 1) // self.num_clients
+        return ((self.place(client) + 1) * self.communicator.size - 1) // self.num_present
 
     @property
     def local(self) -> tuple[int, ...]:
@@ -279,6 +300,22 @@ class Federation:
         if is_array:
             return self.communicator.broadcast_array(result)  # type: ignore[return-value]
         return self.communicator.broadcast(result)  # type: ignore[no-any-return]
+
+    def shared_out(self, function: Callable[[slice], Any], like: Any, axis: int, unit: int) -> Any:
+        """An array of the shape and type of ``like``, from what ``function(piece)`` gives of it, on every rank.
+
+        For work on replicated values that every rank would do alike: a piece is computed by one rank of each node, and
+        passed on to its others. A rank with a GPU computes all, in one piece.
+
+        Parameters
+        ----------
+        function : the part of the result in which the index of ``axis`` is in a slice, from replicated values alone.
+            It must not use the federation.
+        unit : the pieces are ``[i unit, (i + 1) unit)``, on any number of ranks.
+        """
+        if not isinstance(like, np.ndarray):
+            return function(slice(0, like.shape[axis]))
+        return sharing.shared_out(self.communicator, function, like.shape, like.dtype, axis, unit)
 
     def note(self, entry: Mapping[str, Any], since: int) -> list[dict[str, Any]]:
         """Enter something into the run's journal, before it happens; the entries from number ``since`` on.

@@ -71,6 +71,10 @@ class ErrorFeedback:
         inner = action(dataclasses.replace(fed, residuals=residuals))
         return self.state_type(inner, residuals.merged())
 
+    def forget(self, state: Any, fed: Federation) -> Any:
+        forget = getattr(self.method, "forget", lambda inner, fed: inner)
+        return dataclasses.replace(state, method=forget(state.method, fed))
+
     @property
     def tol(self) -> float | None:
         return getattr(self.method, "tol", None)

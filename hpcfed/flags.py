@@ -51,7 +51,7 @@ def workload_command(
     action : called with the options that were given, by field name, and those of ``params``.
     """
     workload_class = registry.load("workload", workload)
-    defaults = workload_class.defaults
+    defaults, presets = workload_class.defaults, getattr(workload_class, "presets", {})
     chosen = {
         section: _named(args, section) or named.get(section) or defaults[section]
         for section in ("algorithm", "compressor")
@@ -64,7 +64,7 @@ def workload_command(
     def add(owner: type, heading: str) -> None:
         for field in dataclasses.fields(owner):
             if field.name not in options:
-                options[field.name] = _option(owner, field, defaults)
+                options[field.name] = _option(owner, field, defaults, presets)
                 headings[field.name] = heading
 
     for section, names in (("algorithm", algorithms), ("compressor", compressors)):
@@ -99,14 +99,19 @@ def workload_command(
     )
 
 
-def _option(owner: type, field: Any, defaults: Mapping[str, Any]) -> click.Option:
+def _option(
+    owner: type, field: Any, defaults: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]
+) -> click.Option:
     """A field as an option; its value stays text, which `config.coerce` checks as it checks the file's."""
     default = defaults.get(field.name, field.default)
     hint = config.hints(owner)[field.name]
     dashed = field.name.replace("_", "-")
     text = field.metadata.get("help", "")
+    special = [f"{_shown(preset[field.name])} with {name}" for name, preset in presets.items() if field.name in preset]
     if default is not None:
-        text += f"  [default: {_shown(default)}]"
+        text += f"  [default: {', '.join([*special, 'else ' * bool(special) + _shown(default)])}]"
+    elif special:
+        text += f"  [{', '.join(special)}]"
     if hint is bool:
         return click.Option([f"--{dashed}/--no-{dashed}", field.name], default=None, help=text)
     metavar = field.metadata.get("metavar") or _metavar(hint)

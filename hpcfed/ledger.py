@@ -73,9 +73,13 @@ class Ledger:
 
     def totals(self, communicator: Communicator) -> dict[str, int]:
         """The traffic and the work of all ranks together."""
+        return self.consult(communicator)[0]
+
+    def consult(self, communicator: Communicator, *seen: bool) -> tuple[dict[str, int], list[bool]]:
+        """The totals, and of each thing that a rank may have seen whether any has: one collective call for both."""
         both = self.traffic | self.work
-        amounts = communicator.sum(np.array(list(both.values()), np.int64))
-        return dict(zip(both, amounts.tolist(), strict=True))
+        told = communicator.sum(np.array([*both.values(), *seen], np.int64)).tolist()
+        return dict(zip(both, told, strict=False)), [count > 0 for count in told[len(both) :]]
 
     def carry_on(self, totals: Mapping[str, int]) -> None:
         """Go on from the totals of an interrupted run. One rank does so for all."""

@@ -21,9 +21,10 @@ class Algorithm(Protocol):
     tol, residual(state) : optional, together; the run ends when the residual that the last round found is at most tol.
     sits_out : optional; true where clients keep state that stays right while they sit rounds out.
 
-    It may have two more methods. ``settled(run)`` returns the method with what depends on the options of the run
+    It may have three more methods. ``settled(run)`` returns the method with what depends on the options of the run
     filled in, and refuses those that it cannot do with. ``report(state, fed)``, called on every rank when the last
-    round is done, returns a `Report`.
+    round is done, returns a `Report`. ``forget(state, fed)`` returns the state once clients have left the federation
+    ``fed``, without what they had put into it; where clients keep anything, they can leave only if there is such.
     """
 
     needs: ClassVar[tuple[type, ...]]
@@ -102,6 +103,7 @@ class Workload(Protocol):
     ----------
     offers : the capabilities of its clients.
     defaults : run options that differ from the general defaults, and the default ``algorithm`` and ``compressor``.
+    presets : optional; by the name of a method, options that differ from these with it.
     pictures : names of functions in ``hpcfed.plots`` that draw a finished run.
     compiled : modules with compiled kernels, imported on one rank of a node before the others.
     clients : number of clients.

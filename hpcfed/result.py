@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def write(
     ranks: int,
     peak_memory_bytes: int,
     ended: str,
+    losses: Sequence[str] = (),
 ) -> None:
     """Write the solution, the algorithm's other outputs and report, the history and the provenance, all or nothing."""
     for name, text in report.files.items():
@@ -68,6 +70,7 @@ def write(
             host=socket.gethostname(),
             date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             **{package: _version(package) for package in PACKAGES},
+            **({"losses": "\n".join(losses)} if losses else {}),
         )
     hdf5.sync(temporary)
     os.replace(temporary, folder.result)

@@ -1,4 +1,6 @@
-"""Which way quantized messages go, chosen by an estimate of the time that each way takes.
+"""Which way messages go between nodes, chosen by an estimate of the time that each way takes.
+
+Quantized messages:
 
 - ``owners``: the messages' segments go to the ranks that own them, which decode and add them and pass the mean round.
   Each message is decoded once, but the way back is not compressed, unless the mean is quantized anew.
@@ -6,6 +8,9 @@
   float; each message is decoded once a node.
 - ``gather``: every rank receives all messages whole and decodes them itself. Nothing is sent as a float, and with few
   ranks that outweighs the decoding.
+
+Uncompressed arrays go to owners, too, or along a ``chain``: every node hands the sum so far to the next one
+(`hpcfed.chain`), so that its link carries one float64 array instead of its clients'.
 
 All add in client order in float64, so they give the same bits, and the choice may depend on what was measured.
 """
@@ -15,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +34,9 @@ logger = logging.getLogger(__name__)
 SHARED_MEMORY = 2e9
 # Bytes that each rank sends to measure the links between nodes: more than a shaped link lets through in a burst.
 PROBE_BYTES = 1 << 22
+# Elements that a rank of a chain hands to the next node at a time: few, so that the last node soon has something to do,
+# but worth a message.
+ELEMENTS_A_HOP = 1 << 16
 # Seconds to decode a level and to start a collective call.
 DECODING = 1e-9
 CALL = 5e-5
@@ -39,7 +47,7 @@ class Routes:
     """The chooser of a run; it measures the links once, if there are several nodes, and says each new choice once."""
 
     bytes_per_second: float | None = None
-    _chosen: set[tuple[str, int, int]] = field(default_factory=set)
+    _chosen: set[tuple[str, str]] = field(default_factory=set)
     _told: set[int] = field(default_factory=set)
 
     def choose(
@@ -69,11 +77,37 @@ class Routes:
             sent = (nodes - 1) * message * clients / ranks
             joined = (crowd - 1) / crowd * mean
             estimates["node"] = 2 * CALL + sent / speed + joined / SHARED_MEMORY + decoding / crowd
+        return self._cheapest(f"{clients} messages of {elements} values", estimates)
+
+    def chains(self, communicator: Communicator, clients: Mapping[int, int], elements: int, message: int) -> bool:
+        """Whether a chain of nodes (`hpcfed.chain`) adds up uncompressed arrays sooner than owners; all ranks must ask.
+
+        Parameters
+        ----------
+        clients : number of messages, by node.
+        elements, message : values and bytes of one of them.
+        """
+        ranks, crowds, everyone = communicator.size, Counter(communicator.nodes()), sum(clients.values())
+        if self.bytes_per_second is None and message * everyone < PROBE_BYTES:
+            return False  # to measure the links would take longer
+        count = len(crowds)
+        crowd = ranks / count
+        # Of what each rank of a node sent to each other rank in the measurement, this went through the node's link.
+        link = self._speed(communicator) * crowd * (ranks - crowd) / (ranks - 1)
+        owned = message * max(everyone - clients.get(node, 0) for node in crowds) / count
+        owners = 2 * CALL + (owned + message * (ranks - 1) / ranks) / link
+        hops = max(1.0, elements / min(crowds.values()) / ELEMENTS_A_HOP)
+        steps = hops + 2 * (count - 1)
+        inner = message if count > 2 else 0
+        chain = steps * (CALL + (8 * elements + inner) / hops / link)
+        return self._cheapest(f"{everyone} arrays of {elements} values", {"owners": owners, "chain": chain}) == "chain"
+
+    def _cheapest(self, what: str, estimates: Mapping[str, float]) -> str:
         chosen = min(estimates, key=lambda name: estimates[name])
-        if (chosen, clients, elements) not in self._chosen:
-            self._chosen.add((chosen, clients, elements))
+        if (what, chosen) not in self._chosen:
+            self._chosen.add((what, chosen))
             costs = ", ".join(f"{name} about {1e3 * seconds:.2g} ms" for name, seconds in estimates.items())
-            logger.info("%d messages of %d values go by way of %s: %s", clients, elements, chosen, costs)
+            logger.info("%s go by way of %s: %s", what, chosen, costs)
         return chosen
 
     def tell_formats(self, messages: Iterable[Any], elements: int) -> None:

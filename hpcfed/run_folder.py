@@ -10,6 +10,7 @@
     *.png           pictures
     privacy.json    what a private method has spent and may claim
     journal.jsonl   what must be known after a crash, of methods that keep a journal
+    losses.jsonl    ranks that were lost on the way, and what became of their clients
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class RunFolder:
     @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
+
+    @property
+    def losses(self) -> Path:
+        return self.path / "losses.jsonl"
 
     @property
     def result(self) -> Path:

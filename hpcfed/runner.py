@@ -14,17 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed import checkpoint, devices, recorder, result, tuning
+from hpcfed import checkpoint, devices, recorder, recovery, result, state_hdf5, tuning
 from hpcfed.checkpoint import Checkpoint
 from hpcfed.communicator import Communicator, together
 from hpcfed.config import Part, RunConfig
-from hpcfed.errors import ConfigError, DivergedError, HpcfedError, Interrupted
+from hpcfed.errors import ConfigError, DivergedError, HpcfedError, Interrupted, RankLostError
 from hpcfed.federation import Federation
 from hpcfed.feedback import ErrorFeedback
 from hpcfed.journal import Journal
 from hpcfed.ledger import Ledger
 from hpcfed.lipschitz import norm
 from hpcfed.protocols import Report
+from hpcfed.recovery import Endurance
 from hpcfed.run_folder import RunFolder
 from hpcfed.streams import Streams
 
@@ -75,8 +76,28 @@ class Run:
             On every rank, after SIGTERM or SIGUSR1 on any of them and a checkpoint.
         DivergedError
             If the solution is no longer finite; the last checkpoint is as it was.
+        RankLostError
+            On the ranks that are left where one is lost, if the run is to stop then.
         """
-        _Execution(self, communicator, stop or Stop()).go()
+        absent = () if self.resume_from is None else checkpoint.absent(self.resume_from)
+        left = self.config.workload.options.clients - len(absent)
+        if communicator.size > left:
+            raise ConfigError(
+                f"{communicator.size} ranks for the {left} clients that have not left: start at most {left} ranks"
+            ).on_all_ranks()
+        endurance = Endurance(communicator, self.config.run.on_failure, left + len(absent), absent)
+        execution = _Execution(self, communicator, stop or Stop(), endurance)
+        if endurance.active:
+            communicator.guard()
+            while not recovery.completed(execution.go, communicator):
+                execution = execution.renewed()
+            return
+        try:
+            execution.go()
+        except Exception as error:
+            if isinstance(recovery.understood(error, communicator), RankLostError):
+                raise RankLostError(f"go on with hpcfed resume {self.folder.path}") from None
+            raise
 
 
 @dataclass
@@ -84,8 +105,13 @@ class _Execution:
     run: Run
     communicator: Communicator
     stop: Stop
+    endurance: Endurance
     ledger: Ledger = field(default_factory=Ledger)
     begun: float = field(default_factory=time.monotonic)
+
+    def renewed(self) -> _Execution:
+        """The next attempt, by the ranks that are left."""
+        return replace(self, endurance=self.endurance.renewed(), ledger=Ledger(self.ledger.seconds))
 
     def go(self) -> None:
         # Numbers that stop being finite are noticed and named once; NumPy need not warn of them on every rank.
@@ -114,27 +140,36 @@ class _Execution:
             self.run = replace(self.run, config=tuned)
 
     def _leave_if_asked(self) -> None:
-        if self._agree(self.stop.asked(), False)[0]:
+        if any(self.communicator.maximum(np.array([self.stop.asked()], np.int32))):
             raise Interrupted("stopped by a signal while tuning: nothing is lost, start the run again").on_all_ranks()
 
     def _first_state(self, problem: Any, algorithm: Any) -> tuple[Any, int]:
         """The state after the rounds that are done."""
-        if self.run.resume_from is None:
+        lost = bool(self.endurance.losses)
+        begin: Checkpoint | Path | None = self.run.resume_from
+        if lost:
+            begin = self.endurance.regroup(problem.fed, algorithm.state_type, self.run.folder)
+        if begin is None:
             return algorithm.init(problem.fed.at(0), problem.start()), 0
-        saved = checkpoint.load(self.run.resume_from, algorithm.state_type, problem.fed)
-        self.ledger.seconds |= saved.seconds
+        saved = begin
+        if isinstance(saved, Path):
+            saved = checkpoint.load(saved, algorithm.state_type, problem.fed)
+        if not lost:  # otherwise the clocks have gone on
+            self.ledger.seconds |= saved.seconds
+            self.begun -= saved.seconds.get("total", 0.0)
         if self.communicator.rank == 0:  # the totals of all ranks, carried on by one
             self.ledger.carry_on(saved.totals)
-        self.begun -= saved.seconds.get("total", 0.0)
-        return saved.state, saved.round
+        state = saved.state
+        if lost and self.endurance.drops and hasattr(algorithm, "forget"):
+            with self.ledger.uncounted():
+                state = algorithm.forget(state, problem.fed.at(saved.round))
+        return state, saved.round
 
     def _federation(self) -> Federation:
         config = self.run.config
         compressor = config.compressor.options
-        return Federation(
-            num_clients=config.workload.options.clients,
+        return self.endurance.federation(
             streams=Streams(config.run.seed),
-            communicator=self.communicator,
             compressor=compressor if compressor.quantize else None,
             sum_order=config.run.sum_order,
             device=self._device(config.run.device),
@@ -158,12 +193,19 @@ class _Execution:
         # The state lives in this frame alone: whoever else held the first one would keep its memory to the end.
         with self.ledger.clock("setup"):
             state, first = self._first_state(problem, algorithm)
+        # Who has lost one rank may lose another, and who goes on must not find again those that have left.
+        endurance = self.endurance
+        insecure = bool(endurance.losses) and (endurance.drops or endurance.standing is not None)
+        endurance.losses = ()
         fed, run, folder = problem.fed, self.run.config.run, self.run.folder
         speaks = self.communicator.rank == 0
         if speaks:
-            folder.go_back(self.run.config.to_toml(), -1 if self.run.resume_from is None else first)
+            folder.go_back(self.run.config.to_toml(), first or -1)
         tol, hopeless = getattr(algorithm, "tol", None), getattr(problem, "hopeless", math.inf)
         number, residual = first, math.nan
+        if tol is not None and first > 0:
+            residual = algorithm.residual(state)
+        rounds = () if residual <= (tol or 0.0) else range(first + 1, run.rounds + 1)
         every_rounds, every_seconds = run.checkpoint_rule()
         saved_time = time.monotonic()
         writer = checkpoint.Writer(folder.checkpoints, fed, run.keep)
@@ -175,7 +217,12 @@ class _Execution:
                 record = self._record(problem, fed, algorithm.solution(state), 0, 0, math.nan)
                 records.write(record)
             progress.update(first, record)
-            for number in range(first + 1, run.rounds + 1):
+            if insecure:
+                self._save(writer, state, first)
+            totals, (keeps,) = self.ledger.consult(self.communicator, state_hdf5.keeps(state))
+            endurance.reach(first, state, keeps, totals)
+            for number in rounds:
+                endurance.round = number
                 before = algorithm.solution(state)
                 self.ledger.participants = None
                 state = algorithm.round(state, fed.at(number))
@@ -186,7 +233,7 @@ class _Execution:
                 record = {}
                 if number % run.record_every == 0 or last:
                     change = norm(solution - before) / max(norm(solution), 1e-30)
-                    participants = self.ledger.participants or fed.num_clients
+                    participants = self.ledger.participants or fed.num_present
                     record = self._record(problem, fed, solution, number, participants, change)
                     if tol is not None:
                         record["residual"] = residual
@@ -194,9 +241,14 @@ class _Execution:
                     self._refuse_divergence(number, "objective", record["objective"], hopeless)
                 del before
                 progress.update(number, record)
-                stop, due = self._agree(
-                    self.stop.asked(), bool(every_seconds) and time.monotonic() - saved_time >= every_seconds
+                # A signal may reach any rank and clocks differ: what one rank sees, all do.
+                totals, (stop, due, keeps) = self.ledger.consult(
+                    self.communicator,
+                    self.stop.asked(),
+                    bool(every_seconds) and time.monotonic() - saved_time >= every_seconds,
+                    state_hdf5.keeps(state),
                 )
+                endurance.reach(number, state, keeps, totals)  # the round's record is written
                 due = due or (bool(every_rounds) and number % every_rounds == 0)
                 if stop or due or last:
                     self._refuse_divergence(number, "norm of the solution", norm(solution))
@@ -210,6 +262,11 @@ class _Execution:
                         writer.settle()
                 if last:
                     break
+                if stop and not writer.last_round:  # started again, it would stop here again
+                    raise HpcfedError(
+                        f"stopped by a signal after round {number} of {run.rounds}, and no checkpoint could be "
+                        f"written: make room, then go on with hpcfed resume {folder.path}"
+                    ).on_all_ranks()
                 if stop:
                     kept = "checkpoint written"
                     if writer.last_round != number:
@@ -221,6 +278,8 @@ class _Execution:
         except Exception as error:
             if getattr(error, "everywhere", False):  # all ranks are here, and what they were writing is sound
                 writer.finish()
+            elif endurance.active:
+                writer.abandon()
             raise
         finally:
             records.close()
@@ -233,6 +292,7 @@ class _Execution:
                 ended = f"round {number}: residual {residual:.3g} is at most --tol {tol:g}"
             facts = {
                 "command": self.run.command,
+                "losses": [entry["text"] for entry in Journal(folder.losses).entries],
                 "ranks": self.communicator.size,
                 "peak_memory_bytes": memory,
                 "ended": ended,
@@ -259,6 +319,8 @@ class _Execution:
         seconds = self._seconds()
         totals = self.ledger.totals(self.communicator)
         record = {"round": number, **metrics, "participants": participants, **totals, "seconds": seconds}
+        if fed.absent:
+            record["clients"] = fed.num_present
         if not math.isnan(change):
             record["relative_change"] = change
         return record
@@ -273,11 +335,6 @@ class _Execution:
     def _save(self, writer: checkpoint.Writer, state: Any, number: int) -> None:
         with self.ledger.clock("checkpoint"):
             writer.begin(Checkpoint(number, state, self._seconds(), self.ledger.totals(self.communicator)))
-
-    def _agree(self, stop: bool, due: bool) -> tuple[bool, bool]:
-        """A signal may reach any rank and clocks differ: what one rank sees, all do."""
-        verdict = self.communicator.maximum(np.array([stop, due], np.int32))
-        return bool(verdict[0]), bool(verdict[1])
 
     def _refuse_idle_compressor(self, number: int) -> None:
         """Nobody shall believe that messages were rounded which the method sends as they are."""

@@ -104,6 +104,19 @@ def has_clients(state: Any) -> bool:
     return any(has_clients(getattr(state, field.name)) for field in dataclasses.fields(state))
 
 
+def keeps(value: Any) -> bool:
+    """Whether the clients of this rank keep anything in this state: an empty array is nothing."""
+    if dataclasses.is_dataclass(value):
+        return any(keeps(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return isinstance(value, PerClient) and not all(map(_is_nothing, value.values()))
+
+
+def _is_nothing(own: Any) -> bool:
+    if dataclasses.is_dataclass(own):
+        return all(_is_nothing(getattr(own, field.name)) for field in dataclasses.fields(own))
+    return own is None or getattr(own, "size", 1) == 0 or getattr(own, "nbytes", 1) == 0
+
+
 def size(value: Any) -> int:
     """The bytes of all arrays in a state."""
     if dataclasses.is_dataclass(value):

@@ -89,10 +89,13 @@ class Study(ABC):
             If it is not sound.
         """
         try:
-            return config.assemble(member.options, self.base, member.source)
+            configured = config.assemble(member.options, self.base, member.source)
+            if configured.run.on_failure != "stop":
+                raise ConfigError(f"--on-failure {configured.run.on_failure} is for single runs: leave it out")
         except ConfigError as error:
             shown = str(error)
             raise ConfigError(shown if shown.startswith(member.source) else f"{member.source}: {shown}") from None
+        return configured
 
     def prepare(
         self,

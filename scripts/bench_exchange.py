@@ -33,7 +33,7 @@ BLOCK = "65536"
 
 
 class Apart(MpiCommunicator):
-    """Ranks that share no memory, as if they were on several nodes."""
+    """Ranks that share no memory, so that uncompressed arrays go to the ranks that own them."""
 
     def shared(self) -> None:
         return None

@@ -3,14 +3,15 @@
 
     python scripts/soak.py [--minutes 8] [--seed 0] [--keep-failed DIR]
 
-Episodes of five kinds take turns until the time is over:
+Episodes of six kinds take turns until the time is over:
 
-kill     mpirun -n 2 to 4; SIGKILL to a random rank at a random moment, up to twice, each time resumed
-signal   the same with SIGTERM or SIGUSR1, after which a run must leave with 75 and lose no round
-damage   files of the newest checkpoint cut off or with a flipped bit: each must be noticed by what resume asks, and one
-         of them by resume itself, which must go back to the one before; with both damaged it must say so
-fuzz     configurations of random options and values: 0, or 2 (1 if it diverges) with one line, and no traceback
-scans    measured scans with one thing amiss, in their arrays or in a file's bytes: the same
+kill      mpirun -n 2 to 4; SIGKILL to a random rank at a random moment, up to twice, each time resumed
+signal    the same with SIGTERM or SIGUSR1, after which a run must leave with 75 and lose no round
+takeover  hpcfed launch --on-failure takeover; SIGKILL to some of the ranks, and the others must finish the run
+damage    files of the newest checkpoint cut off or with a flipped bit: each must be noticed by what resume asks, and
+          one of them by resume itself, which must go back to the one before; with both damaged it must say so
+fuzz      configurations of random options and values: 0, or 2 (1 if it diverges) with one line, and no traceback
+scans     measured scans with one thing amiss, in their arrays or in a file's bytes: the same
 
 Whatever happens, a finished run has the digest of the undisturbed one, checkpoints that were due are there, and nothing
 takes longer than the time limit. A line an episode, a table at the end; exit status 1 if anything failed.
@@ -72,7 +73,7 @@ CT = ["ct", "--rounds", "60", "--shape", "64,64,24", "--views", "8", "--detector
 CASES = {
     "logreg": [*LOGREG, "--B", "identity"],
     "feedback": [*LOGREG, "--algorithm", "fedavg", "--error-feedback"],
-    "ct": CT,
+    "fpdfp": [*CT, "--algorithm", "fpdfp"],
     "vm-pdfp": [*CT, "--algorithm", "vm-pdfp"],
 }
 FUZZED = {
@@ -129,11 +130,14 @@ class Command:
 
     words: list[str]
     ranks: int = 1
+    tolerant: bool = False
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
         command = [*SERIAL, *self.words]
-        if self.ranks > 1:
+        if self.tolerant:
+            command = [*SERIAL, "launch", "-n", str(self.ranks), "--on-failure", "takeover", *self.words]
+        elif self.ranks > 1:
             cores, root = environment.usable_cores(), os.geteuid() == 0
             command = launcher.find().line(self.ranks, command, cores=cores, root=root).command
         self.output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
@@ -281,6 +285,26 @@ def disturbed(case: Case, chance: random.Random, parent: Path, numbers: list[sig
     raise Failed(f"left alone it did not finish: {'; '.join(story)}\n{text}")
 
 
+def taken_over(case: Case, chance: random.Random, parent: Path) -> str:
+    """Kill some ranks, but not all, at random moments: the others finish the run."""
+    folder = RunFolder(parent / uuid.uuid4().hex[:8])
+    ranks = chance.choice([2, 3, 4])
+    command = Command([*CASES[case.name], "--out", str(folder.path)], ranks, tolerant=True)
+    victims = chance.sample(range(ranks), chance.randrange(1, ranks))
+    killed = []
+    for victim, moment in zip(victims, sorted(chance.random() for _ in victims), strict=True):
+        command.wait_for(lambda end=moment * case.rounds: recorded(folder) >= end, LIMIT)
+        process = command.alive().get(victim)
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+                killed.append(f"rank {victim} after round {recorded(folder)}")
+    status, text = command.wait()
+    require(status == 0, f"n={ranks}, {', '.join(killed)}: {status}: {text}")
+    case.check(folder.path)
+    return f"{case.name}: n={ranks}, {', '.join(killed) or 'nobody in time'}"
+
+
 def damage(path: Path, chance: random.Random) -> str:
     """Cut a file off or flip one of its bits."""
     content = bytearray(path.read_bytes())
@@ -402,7 +426,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=8.0, help="[default: %(default)s]")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random  [default: %(default)s]")
-    parser.add_argument("--kinds", default="kill,signal,damage,fuzz,scans", help="[default: %(default)s]")
+    parser.add_argument("--kinds", default="kill,signal,takeover,damage,fuzz,scans", help="[default: %(default)s]")
     options = parser.parse_args()
     logging.getLogger("hpcfed").setLevel(logging.ERROR)  # what runs say is read from their own output
     chance = random.Random(options.seed)
@@ -414,6 +438,7 @@ def main() -> None:
     episodes: dict[str, Callable[[], str]] = {
         "kill": lambda: disturbed(chance.choice(cases), chance, parent, [signal.SIGKILL]),
         "signal": lambda: disturbed(chance.choice(cases), chance, parent, [signal.SIGTERM, signal.SIGUSR1]),
+        "takeover": lambda: taken_over(chance.choice(cases), chance, parent),
         "damage": lambda: damaged(chance.choice(cases), chance, parent),
         "fuzz": lambda: fuzzed(chance, parent),
         "scans": lambda: fuzzed_scans(chance, parent),

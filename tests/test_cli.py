@@ -222,6 +222,7 @@ class TestHelp:
         for heading in ("Problem: ct", "Algorithm: fpdfp", "Messages", "Run", "What to run"):
             assert f"{heading}:" in out
         assert re.search(r"--clients INT .*\[default: 17\]", out)
+        assert re.search(r"--step .*\[default:\s+1\.9/L with fpdfp, else auto\]", out, re.DOTALL)
 
     def test_a_workload_of_ones_own(self, command):
         out = command("toy:Quadratics", "--algorithm=toy:Descent", "-h").out
@@ -321,7 +322,7 @@ MISTAKES = [
     (("ct", "--shape", "8,8,0"), ("--shape 8,8,0",)),
     (("ct", "--views", "5", "--clients", "6"), ("--views 5", "--clients 6")),
     (("ct", "--mu", "-1"), ("--mu -1",)),
-    (("ct", "--step", "fast"), ("--step fast", "auto")),
+    (("ct", "--algorithm", "fpdfp", "--step", "fast"), ("--step fast", "auto")),
     (("ct", "--algorithm", "toy:Descent", "--lam", "0.1"), ("--lam", "toy:Descent")),
     (("run",), ("FILE",)),
     (("run", "nowhere.toml"), ("nowhere.toml", "No such file")),
@@ -368,7 +369,7 @@ class TestMistakes:
 
     def test_a_mistake_that_only_the_problem_knows(self, command):
         small = ("ct", "--shape", "8,8,2", "--views", "4", "--detector", "12", "--clients", "2", "--device", "cpu")
-        one_line(command(*small, "--lam", "1", "--out", "a"), 2, "--lam 1", "1/12")
+        one_line(command(*small, "--algorithm", "fpdfp", "--lam", "1", "--out", "a"), 2, "--lam 1", "1/12")
 
 
 class TestFailures:

@@ -64,6 +64,21 @@ class TestFinding:
         with pytest.raises(ConfigError, match="load your cluster's MPI module"):
             find(bare[1])
 
+    @pytest.mark.parametrize(
+        ("said", "able"), [("mpirun (Open MPI) 5.0.11", True), ("mpirun (Open MPI) 4.1.4", False), ("HYDRA", False)]
+    )
+    def test_ranks_that_shall_outlive_one_another_need_open_mpi_5(self, bare, said, able):
+        """Also within an allocation: srun ends all if one ends badly."""
+        folder, environment = bare
+        program(folder, "srun", "echo pmix")
+        mpirun = program(folder, "mpirun", f"echo '{said}'")
+        allocation = environment | {"SLURM_JOB_ID": "7"}
+        if able:
+            assert find(allocation, tolerant=True) == Launcher("Open MPI", str(mpirun), tolerant=True)
+            return
+        with pytest.raises(ConfigError, match="only Open MPI from version 5 on"):
+            find(allocation, tolerant=True)
+
     def test_an_unknown_kind_is_named(self, bare):
         folder, environment = bare
         program(folder, "mpirun", "echo Homemade 1.0")
@@ -91,6 +106,20 @@ class TestLine:
         line = Launcher(kind, "/x").line(ranks, ["hpcfed", "ct"], cores=2, root=root)
         assert shlex.join(line.command) == f"/x {options} hpcfed ct"
         assert line.environment == environment
+
+    def test_ranks_that_shall_outlive_one_another(self):
+        line = Launcher("Open MPI", "/x", tolerant=True).line(2, ["hpcfed"], cores=2)
+        assert "--with-ft ulfm" in shlex.join(line.command)
+        assert line.tolerant
+
+    @pytest.mark.parametrize("words", [["resume", "run"], ["run", "run/config.toml"]])
+    def test_a_command_whose_file_says_so_gets_them_unasked(self, tmp_path, monkeypatch, words):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "run").mkdir()
+        for said in ("takeover", "stop"):
+            (tmp_path / "run" / "config.toml").write_text(f'[run]\non_failure = "{said}"\n')
+            assert cli_cluster._on_failure(words) == said
+        assert cli_cluster._on_failure(["ct", "x"]) == "stop"
 
 
 def launch(*words, **environment):

@@ -19,7 +19,8 @@ import pytest
 from conftest import finish, mpi_command, start
 
 from hpcfed import shared_memory
-from hpcfed.communicator import MpiCommunicator, SerialCommunicator, connect, launched_ranks
+from hpcfed.communicator import MpiCommunicator, SerialCommunicator, connect
+from hpcfed.environment import launched_ranks
 from hpcfed.errors import ConfigError
 
 
@@ -44,12 +45,18 @@ class ThreadCommunicator:
     ``nodes`` says on which node each rank is; all are on one by default.
     """
 
+    tolerant = False
+
+    def lost(self):
+        return False
+
     def __init__(self, board, rank, nodes=None):
         self._board = board
         self._nodes = nodes or [0] * len(board.slots)
         self.rank = self.local_rank = rank
         self.size = self.local_size = len(board.slots)
-        self._shared = []  # the memory, or None, once somebody has asked for it
+        self.members = tuple(range(self.size))
+        self._made = {}  # groups and memory that somebody has asked for
 
     def broadcast(self, value, root=0):
         return pickle.loads(self._board.swap(self.rank, pickle.dumps(value if self.rank == root else None))[root])
@@ -64,7 +71,7 @@ class ThreadCommunicator:
         packed = [b"".join(part.tobytes() for part in parts) for parts in outgoing]
         received = [sent[self.rank] for sent in self._board.swap(self.rank, packed)]
         assert [len(each) for each in received] == list(incoming)
-        return [np.frombuffer(each, np.uint8) for each in received]
+        return [np.frombuffer(bytearray(each), np.uint8) for each in received]
 
     def join(self, segment, lengths, out):
         segments = self._board.swap(self.rank, segment.copy())
@@ -85,9 +92,21 @@ class ThreadCommunicator:
         return self._nodes
 
     def on_node(self):
-        mine = [rank for rank, node in enumerate(self._nodes) if node == self._nodes[self.rank]]
-        boards = self._board.swap(self.rank, Board(len(mine)))
-        return ThreadCommunicator(boards[mine[0]], mine.index(self.rank))
+        here = self._nodes[self.rank]
+        return self._group("node", [rank for rank, node in enumerate(self._nodes) if node == here])
+
+    def across_nodes(self):
+        nodes = sorted(set(self._nodes))
+        crowds = [[rank for rank, node in enumerate(self._nodes) if node == each] for each in nodes]
+        lanes = list(zip(*crowds, strict=False))
+        return self._group("lane", next((list(lane) for lane in lanes if self.rank in lane), None))
+
+    def _group(self, name, mine):
+        """The ranks ``mine`` as a communicator, None for nobody; all ranks make one at the same time."""
+        if name not in self._made:
+            boards = self._board.swap(self.rank, Board(len(mine or [])))
+            self._made[name] = mine and ThreadCommunicator(boards[mine[0]], mine.index(self.rank))
+        return self._made[name]
 
     def split(self, sizes):
         ends = list(itertools.accumulate(sizes))
@@ -108,9 +127,9 @@ class ThreadCommunicator:
             self.wait()
 
     def shared(self):
-        if not self._shared:
-            self._shared.append(shared_memory.share(self))
-        return self._shared[0]
+        if "memory" not in self._made:
+            self._made["memory"] = shared_memory.share(self)
+        return self._made["memory"]
 
     def barrier(self):
         self._board.barrier.wait()

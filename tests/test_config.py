@@ -70,6 +70,19 @@ class TestWhereValuesComeFrom:
         momentum = assemble({**EVERY, "algorithm": "toy:Momentum"}).algorithm.options
         assert momentum == type(momentum)()
 
+    def test_a_preset_for_a_method_is_before_other_defaults_and_after_file_and_flags(self, monkeypatch):
+        monkeypatch.setattr(
+            Every, "presets", {"fpdfp": {"rounds": 9, "lam": 0.01}, "fedavg": {"seed": 3}}, raising=False
+        )
+        found = assemble(EVERY)
+        assert (found.run.rounds, found.run.seed) == (9, RunOptions().seed)
+        assert (found.algorithm.options.lam, found.algorithm.options.step) == (0.01, "1.5/L")
+        file = {"workload": {"name": EVERY["workload"]}, "run": {"rounds": 5}, "algorithm": {"lam": 0.02}}
+        found = assemble({"lam": "0.03"}, file, "run.toml")
+        assert (found.run.rounds, found.algorithm.options.lam) == (5, 0.03)
+        found = assemble({**EVERY, "algorithm": "fedavg"})
+        assert (found.run.rounds, found.run.seed) == (7, 3)
+
     def test_nothing_given_is_not_changed(self):
         file = {"workload": {"name": "toy:Quadratics"}, "algorithm": {"step": 0.5}}
         before = repr(file)

@@ -252,12 +252,22 @@ class TestWorkloads:
         workload = registry.load("workload", name)
         assert fits(workload.defaults["algorithm"], name)
         run = config.assemble({"workload": name})
-        for key, value in workload.defaults.items():
+        preset = getattr(workload, "presets", {}).get(run.algorithm.name, {})
+        for key, value in (workload.defaults | preset).items():
             if key in ("algorithm", "compressor"):
                 assert getattr(run, key).name == value
             else:
                 owners = (run.run, *(getattr(run, section).options for section in config.SECTIONS))
                 assert [getattr(owner, key) for owner in owners if hasattr(owner, key)] == [value], key
+
+    def test_its_presets_are_options_of_a_run_with_the_method(self, name):
+        workload = registry.load("workload", name)
+        for method, preset in getattr(workload, "presets", {}).items():
+            run = config.assemble({"workload": name, "algorithm": method})
+            for key, value in (workload.defaults | preset).items():
+                owners = (run.run, *(getattr(run, section).options for section in config.SECTIONS))
+                found = [getattr(owner, key) for owner in owners if hasattr(owner, key)]
+                assert found == [value] or key in ("algorithm", "compressor"), key
 
     def test_its_pictures_and_compiled_modules_are_there(self, name):
         from hpcfed import plots

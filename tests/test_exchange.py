@@ -52,14 +52,14 @@ def mean_rng(part):
     return Streams(3).generator(Purpose.COMPRESSION, 1, 0, CLIENTS + part)
 
 
-def send(comm, values, compressor=None, weights=None, sum_order="client", divisor=None):
+def send(comm, values, compressor=None, weights=None, sum_order="client", divisor=None, routes=None):
     """The combination of all clients' arrays on one rank, and the traffic of all."""
     cohort = tuple(values)
     owners = tuple(((client + 1) * comm.size - 1) // CLIENTS for client in cohort)
     ledger = Ledger()
     if divisor is None:
         divisor = float(len(cohort) if weights is None else sum(weights))
-    parcel = Parcel(comm, cohort, owners, rng, weights, divisor, ledger, mean_rng)
+    parcel = Parcel(comm, cohort, owners, rng, weights, divisor, ledger, mean_rng, routes or Routes())
     own = {client: values[client] for client, owner in zip(cohort, owners, strict=True) if owner == comm.rank}
     some = next(iter(values.values()))
     mean = combine(parcel, own, some.shape, some.dtype, compressor, sum_order)

@@ -211,7 +211,7 @@ class TestOnRanks:
 
     def test_a_mistake_that_only_the_problem_knows_is_told_once(self, mpirun, tmp_path):
         small = ["ct", "--shape", "8,8,2", "--views", "4", "--detector", "12", "--clients", "2", "--device", "cpu"]
-        done = mpirun(2, *small, "--lam", "1", "--out", str(tmp_path / "run"))
+        done = mpirun(2, *small, "--algorithm", "fpdfp", "--lam", "1", "--out", str(tmp_path / "run"))
         assert done.status == 2
         spoke_once(done, "--lam 1")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import finish, mpi_command, start
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_communicator import on_ranks
 from test_exchange import CLIENTS, COHORTS, arrays, exact_mean, send, serial
 
-from hpcfed import exchange, shared_memory
+from hpcfed import chain, shared_memory
 from hpcfed.communicator import MpiCommunicator, SerialCommunicator
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
@@ -36,9 +36,9 @@ def small(monkeypatch):
 def shrink(setattr):
     setattr(shared_memory, "BYTES_A_RANK", 1 << 14)
     setattr(shared_memory, "SMALLEST_MAPPED", 1 << 12)
-    setattr(exchange, "ELEMENTS_A_BLOCK", 300)
-    setattr(exchange, "PAGE", 8)
-    setattr(exchange, "ELEMENTS_ALONE", 100)
+    setattr(chain, "ELEMENTS_A_BLOCK", 300)
+    setattr(chain, "PAGE", 8)
+    setattr(chain, "ELEMENTS_ALONE", (100, 100))
 
 
 class TestSums:
@@ -87,18 +87,6 @@ class TestSums:
             for one, other in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(one, other)
 
-    def test_ranks_on_several_nodes_send_messages(self, monkeypatch):
-        monkeypatch.setattr(exchange, "ELEMENTS_A_PASS", 200)
-        values = arrays(range(CLIENTS), 5000, np.float32)
-        expected, _ = serial(values)
-
-        def attempt(comm):
-            assert comm.shared() is None
-            return send(comm, values)[0]
-
-        for found in on_ranks(4, attempt, nodes=[0, 0, 1, 1]):
-            assert found.tobytes() == expected.tobytes()
-
 
 @pytest.mark.usefixtures("small")
 class TestResults:
@@ -125,24 +113,63 @@ class TestResults:
 
     @pytest.mark.parametrize("most", [3, 100])
     def test_files_stay_open_for_few_living_results_alone(self, monkeypatch, most):
+        """Each rank has the memory open, each living result that is no copy, and each kept file twice."""
         monkeypatch.setattr(shared_memory, "MOST_MAPPED", most)
         values = arrays(range(CLIENTS), 5000, np.float32)
         before = open_files()
 
         def attempt(comm):
-            kept = [send(comm, values)[0] for _ in range(10)]
+            kept = [send(comm, values)[0] for _ in range(20)]
             comm.barrier()
             files = open_files()
             comm.barrier()
             return kept, files
 
         results = on_ranks(2, attempt)
-        assert max(files for _, files in results) - before == 2 * (1 + min(most, 10))
+        files = min(most + 1, shared_memory.FILES)  # one for all copies
+        assert max(files for _, files in results) - before == 2 * (1 + min(most, 20) + 2 * files)
         for kept, _ in results:
             for each in kept:
                 np.testing.assert_array_equal(each, kept[0])
         del results, kept, each
         assert open_files() == before
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.lists(st.sampled_from([20, 3000, 5000, 5001]), min_size=5, max_size=60), st.integers(0, 99))
+    def test_a_file_is_written_anew_when_no_rank_reads_it_any_more(self, sizes, seed):
+        """Ranks let go of results, and change them, each when it likes; those that they keep stay as they were."""
+        base = arrays(range(CLIENTS), max(sizes), np.float32)
+        rounds = [{c: value[:size] + np.float32(n) for c, value in base.items()} for n, size in enumerate(sizes)]
+        expected = [serial(values)[0] for values in rounds]
+
+        def attempt(comm):
+            rng, kept = np.random.default_rng((seed, comm.rank)), {}
+            for n, values in enumerate(rounds):
+                kept[n] = send(comm, values)[0]
+                for number in list(kept):
+                    if rng.random() < 0.3:
+                        kept.pop(number)[:] = -1
+                for number, found in kept.items():
+                    np.testing.assert_array_equal(found, expected[number])
+            return True
+
+        assert all(on_ranks(3, attempt))
+
+    def test_memory_is_given_back_when_no_result_has_that_size_any_more(self):
+        """Two results of each size live at a time: the last one, and the one that is made."""
+
+        def attempt(comm):
+            for size in (5000, 6000):
+                for _ in range(shared_memory.IDLE + 2):
+                    found, _ = send(comm, arrays(range(CLIENTS), size, np.float32))
+                comm.barrier()
+                files = open_files()
+                comm.barrier()
+                del found
+                yield files
+
+        first, second = on_ranks(2, lambda comm: list(attempt(comm)))[0]
+        assert first == second
 
 
 def open_files():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +12,9 @@ from numpy.typing import DTypeLike, NDArray
 
 # Elements that are added at a time: few enough for the cache.
 PIECE = 1 << 14
+
+# The compiled kernel, once it is loaded: it halves the time, but to load it takes that of hundreds of millions of sums.
+_kernel: Callable[[NDArray[np.float64], NDArray[Any], float], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +64,27 @@ class Raw:
             add(total[begin : begin + PIECE], values[begin : begin + PIECE], weight)
 
 
+def load_kernel() -> None:
+    """From now on `add` with a compiled kernel."""
+    global _kernel
+    from hpcfed.compressors import adding
+
+    _kernel = adding.add
+
+
 def add(total: NDArray[np.float64], values: NDArray[Any], weight: float) -> None:
-    """Add ``weight * values`` to `total` in place, in float64."""
+    """Add ``weight * values``, which is contiguous, to `total` in place, in float64."""
+    if _kernel is not None and values.dtype.char in "fd" and values.dtype.isnative and values.flags.aligned:
+        _kernel(total, values, weight)
+        return
     if weight != 1.0:  # to multiply by one would change no bit and take as long as the addition
         values = np.multiply(values, weight, dtype=np.float64)
     np.add(total, values, out=total)
+
+
+def divide(total: NDArray[np.float64], divisor: float) -> None:
+    """Divide in place; by a power of two as a product with its inverse, of the same bits in a quarter of the time."""
+    if math.frexp(divisor)[0] == 0.5:
+        total *= 1 / divisor
+    else:
+        total /= divisor

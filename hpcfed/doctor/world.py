@@ -127,6 +127,9 @@ def mpi_library(world: World) -> Iterator[Finding]:
         return
     yield Finding("ok", "MPI library", f"{library.version}, {library.path}")
     yield from _launchers(library)
+    number = re.search(r"\d+", library.version)
+    if library.family == "Open MPI" and number and int(number[0]) >= 5:
+        yield Finding("ok", "lost ranks", "the others can go on: hpcfed launch --on-failure takeover COMMAND")
     root = os.geteuid() == 0 and world.serial and library.family == "Open MPI"
     if root and not {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= os.environ.keys():
         remedy = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"

@@ -66,7 +66,7 @@ def make(config: RunConfig, nodes: int, ranks: int | None, profile: Profile) -> 
     """
     clients = config.workload.options.clients
     ranks = ranks or min(clients, nodes * profile.cores)
-    configuration.refuse_ranks(config, ranks)
+    configuration.refuse_ranks(config, ranks, tolerant=True)
     if ranks < nodes:
         raise ConfigError(f"--nodes {nodes} for {ranks} ranks: every node needs one: give at most {ranks} nodes")
     layout = Layout(nodes, ranks)

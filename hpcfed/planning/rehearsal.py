@@ -35,7 +35,7 @@ from hpcfed.federation import Federation, PerClient
 from hpcfed.feedback import ErrorFeedback
 from hpcfed.planning.network import Call, Layout
 from hpcfed.routes import Routes
-from hpcfed.shared_memory import BYTES_A_RANK, HEADER, SMALLEST_MAPPED, SharedMemory
+from hpcfed.shared_memory import SharedMemory, extent
 from hpcfed.streams import Streams
 
 T = TypeVar("T")
@@ -141,19 +141,22 @@ class Stage(SerialCommunicator):
         return [rank // self.layout.crowd for rank in range(self.size)]
 
     def shared(self) -> SharedMemory | None:
-        return self._shared if self.layout.nodes == 1 < self.size else None
+        return self._shared if self.size > 1 else None
 
     @cached_property
     def _shared(self) -> SharedMemory:
-        """As all ranks would share it, though this one alone writes to it."""
-        whole = mmap.mmap(-1, HEADER + SMALLEST_MAPPED + BYTES_A_RANK * self.size)
-        return SharedMemory(whole, os.getpid(), leads=True)
+        """As the ranks of the node would share it, though this one alone writes to it."""
+        whole = mmap.mmap(-1, extent(self.local_size))
+        return SharedMemory(whole, os.getpid(), 0, self.local_size)
 
     def barrier(self) -> None:
         self._note("reduce", 0)
 
     def on_node(self) -> Stage:
         return Stage(self.layout, self.tape, on_node=True)
+
+    def across_nodes(self) -> Stage:
+        return Stage(Layout(self.layout.nodes, self.layout.nodes), self.tape)
 
 
 @dataclass(frozen=True)

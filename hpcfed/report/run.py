@@ -98,7 +98,11 @@ def provenance(folder: RunFolder) -> Iterator[Section]:
         raise DataError(f"result {folder.result} is damaged: hpcfed resume {folder.path} writes it again") from error
     about = {name: value.item() if hasattr(value, "item") else value for name, value in about.items()}
     memory = about.pop("peak_memory_bytes", None)
-    run = [(name, str(about.pop(name))) for name in ("command", "digest", "date", "host", "platform") if name in about]
+    run = [
+        (name, str(about.pop(name)))
+        for name in ("command", "digest", "date", "host", "platform", "losses")
+        if name in about
+    ]
     if memory:
         run.append(("memory", f"{memory / 2**20:.0f} MiB a rank at most"))
     told = ("config", "workload", "algorithm", "clients", "rounds")

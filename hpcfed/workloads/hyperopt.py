@@ -238,8 +238,8 @@ class HyperoptProblem:
         numbers, slopes = fed.map(HyperoptClient.measure, x, y).unzip(2)
         upper, lower, loss, hits, count = fed.total(numbers).tolist()
         metrics = {
-            "objective": upper / fed.num_clients,
-            "lower_loss": lower / fed.num_clients,
+            "objective": upper / fed.num_present,
+            "lower_loss": lower / fed.num_present,
             "lower_gradient_norm": norm(fed.mean(slopes)),
             "test_loss": loss / count,
             "test_accuracy": hits / count,

@@ -206,7 +206,7 @@ class LogRegProblem:
     def metrics(self, solution: Vector, fed: Federation) -> dict[str, float]:
         """Objective on the training samples and its relative error; mean loss and accuracy on the test samples."""
         value, loss, hits, count = fed.total(fed.map(LogRegClient.measure, solution)).tolist()
-        objective = value / fed.num_clients + self.regularizer.value(solution)
+        objective = value / fed.num_present + self.regularizer.value(solution)
         best = None if self.reference is None else self.reference.objective
         return {
             "objective": objective,

@@ -255,7 +255,7 @@ class MamlProblem:
         numbers, gradients = fed.map(MamlClient.measure, solution).unzip(2)
         value, before, hits_before, after, hits_after, count = fed.total(numbers).tolist()
         metrics = {
-            "objective": value / fed.num_clients,
+            "objective": value / fed.num_present,
             "gradient_norm": norm(fed.mean(gradients)),
             "loss_before": before / count,
             "loss_after": after / count,

@@ -258,8 +258,8 @@ class PruneProblem:
         numbers = fed.map(PruneClient.measure, x, y, self.workload.recorded_images)
         upper, lower, loss, hits, count = fed.total(numbers).tolist()
         return {
-            "objective": upper / fed.num_clients,
-            "lower_loss": lower / fed.num_clients + self.workload.ridge / 2 * norm(y) ** 2,
+            "objective": upper / fed.num_present,
+            "lower_loss": lower / fed.num_present + self.workload.ridge / 2 * norm(y) ** 2,
             "test_loss": loss / count,
             "test_accuracy": hits / count,
         }
