@@ -13,6 +13,7 @@ and the sum is multiplied by the length of ray between two of them.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from hpcfed.operators.parallel_beam import Projections, Volume, check_array, che
 Reals = NDArray[np.float64]
 
 SCRATCH_BYTES = 2**20  # of a block of views that has more than one for each thread
+FEW_SLICES = 16  # of a fan beam, for which loops across the rays are faster than loops along the slices
 
 
 class ConeBeam:
@@ -171,14 +173,17 @@ class ConeBeam:
         block = self._block()
         for begin in range(0, self.num_views, block):
             views = slice(begin, begin + block)
-            cosines = ray_cosines(self.vectors[views], self.num_columns, self.num_rows)
-            weighted = projections[views] * cosines.astype(np.float32)
+            weighted = projections[views] * self._cosines(views).astype(np.float32)
             weighted *= weights[views, :, None]
             spectrum = np.fft.rfft(weighted, n=length, axis=1)
             spectrum *= response
             filtered = np.fft.irfft(spectrum, n=length, axis=1)[:, : self.num_columns].astype(np.float32)
             self._spread("backproject", np.ascontiguousarray(filtered), self._beams[views], volume)
         return volume
+
+    def _cosines(self, views: slice) -> Reals:
+        """Of the rays' angles to the detector's normal."""
+        return ray_cosines(self.vectors[views], self.num_columns, self.num_rows)
 
     def _upright_beams(self) -> Reals:
         """What `hpcfed.operators.cone_beam_kernels` calls beams."""
@@ -239,7 +244,7 @@ class FanBeam(ConeBeam):
     """A stack of fans: every slice is scanned by its own source and detector row, level with it.
 
     Parameters are those of `ConeBeam`, without rows: there is one for each slice. Only x and y of the vectors' sources,
-    middles and u count; v is ignored.
+    middles and u count; v is ignored. Up to `FEW_SLICES` have compiled loops of their own, which run across rays.
     """
 
     def __init__(
@@ -252,11 +257,25 @@ class FanBeam(ConeBeam):
         threads: int = 1,
     ) -> None:
         super().__init__(shape, level_vectors(vectors), num_columns, shape[2], arc=arc, threads=threads)
+        if shape[2] <= FEW_SLICES:
+            self.compiled = "hpcfed.operators.fan_beam_kernels"
+
+    @property
+    def nbytes(self) -> int:
+        few = self.shape[2] <= FEW_SLICES
+        return super().nbytes + (4 * math.prod(self.shape) if few else 0)  # the volume once more, turned over
+
+    def _cosines(self, views: slice) -> Reals:
+        return ray_cosines(self.vectors[views], self.num_columns, 1)  # each row is level with its source
 
     def _upright_beams(self) -> Reals:
         beams = super()._upright_beams()
         beams[:, 6:] = 0, 0, 1, 0
         return beams
+
+    def _block(self) -> int:
+        """Of any number of threads, as the order of sums depends on it."""
+        return min(self.num_views, max(1, SCRATCH_BYTES // (4 * self.num_columns * self.num_rows)))
 
 
 def level_vectors(vectors: Reals) -> Reals:

@@ -14,6 +14,7 @@ algorithm for reprojecting rays through pixel images" (IEEE Trans. Med. Imaging 
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ Volume = NDArray[np.float32]
 Projections = NDArray[np.float32]
 
 SLAB_SLICES = 64  # slices projected together
+FEW_SLICES = 4  # for which loops across rays and pixels are faster than loops along the slices
 SCRATCH_BYTES = 2**20  # of a block of views: what a second-level cache holds
 
 
@@ -73,7 +75,8 @@ class ParallelBeam:
     @property
     def nbytes(self) -> int:
         """Bytes held by the projector itself, and scratch that a call needs for its duration."""
-        return self.angles.nbytes + self._directions.nbytes + self._scratch().nbytes
+        turned = 4 * math.prod(self.shape) if self.shape[2] <= FEW_SLICES else 0  # the volume once more
+        return self.angles.nbytes + self._directions.nbytes + self._scratch().nbytes + turned
 
     def forward(
         self, volume: Volume, views: NDArray[np.integer] | None = None, out: Projections | None = None

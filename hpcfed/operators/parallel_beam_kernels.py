@@ -20,6 +20,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
+from hpcfed.operators import few_slices_kernels as few
+from hpcfed.operators.parallel_beam import FEW_SLICES
+
 _volume = types.Array(types.float32, 3, "C", readonly=True)
 _directions = types.Array(types.float64, 2, "C", readonly=True)
 _indices = types.Array(types.int64, 1, "C", readonly=True)
@@ -33,6 +36,9 @@ _compile = {"cache": True, "error_model": "numpy", "fastmath": {"contract"}, "no
 def _cast(volume, directions, offset, z, shadow):  # type: ignore[no-untyped-def]
     """Add the line integrals of the slices from ``z`` on to the shadow; ``offset`` is the ray through the axis."""
     ny, nx, nz = volume.shape
+    if nz <= FEW_SLICES:
+        few.cast(volume, directions, offset, shadow)
+        return
     depth = min(shadow.shape[2], nz - z)
     for i in range(ny):
         for view in range(directions.shape[0]):
@@ -56,6 +62,9 @@ def _cast(volume, directions, offset, z, shadow):  # type: ignore[no-untyped-def
 def _spread(shadow, directions, offset, z, volume):  # type: ignore[no-untyped-def]
     """Add the transpose of `_cast` applied to a shadow to the slices from ``z`` on."""
     ny, nx, nz = volume.shape
+    if nz <= FEW_SLICES:
+        few.spread(shadow, directions, offset, volume)
+        return
     depth = min(shadow.shape[2], nz - z)
     for i in range(ny):
         for view in range(directions.shape[0]):

@@ -34,7 +34,10 @@ class TotalVariation:
     Attributes
     ----------
     norm_bound : upper bound of ``rho_max(B B^T)``: 4 for each axis longer than 1.
+    unit : rows that are best treated together, where ranks share them out.
     """
+
+    unit = 8
 
     def __init__(
         self,
@@ -67,15 +70,16 @@ class TotalVariation:
         kernels.differences(x, *out)
         return out
 
-    def adjoint(self, v: Array, out: Array | None = None) -> Array:
-        """``B^T v``, of shape (ny, nx, nz)."""
+    def adjoint(self, v: Array, out: Array | None = None, rows: slice = slice(None)) -> Array:
+        """``B^T v``, of shape (ny, nx, nz), or some of its rows y."""
         if not isinstance(v, np.ndarray):
-            return _into(out, differences_adjoint(v))
+            return _into(out, differences_adjoint(v)[rows])
         from hpcfed.operators import total_variation_kernels as kernels
 
         check_array(v, (3, *self.shape), "dual")
-        out = output(out, self.shape, "volume")
-        kernels.adjoint(v, out)
+        first, stop, _ = rows.indices(self.shape[0])
+        out = output(out, (stop - first, *self.shape[1:]), "volume")
+        kernels.adjoint(v, first, out)
         return out
 
     def dual_prox(self, v: Array) -> Array:
@@ -87,6 +91,19 @@ class TotalVariation:
         check_array(v, (3, *self.shape), "dual")
         out = np.empty_like(v)
         kernels.project(v, self.weight, out)
+        return out
+
+    def dual_step(self, v: Array, x: Array, lam: float, rows: slice = slice(None)) -> Array:
+        """``prox_{lam g*}(v + lam B x)``, or some of its rows y."""
+        if not isinstance(x, np.ndarray):
+            return project(v + lam * differences(x), self.weight)[:, rows]
+        from hpcfed.operators import total_variation_kernels as kernels
+
+        check_array(v, (3, *self.shape), "dual")
+        check_array(x, self.shape, "volume")
+        first, stop, _ = rows.indices(self.shape[0])
+        out = np.empty((3, stop - first, *self.shape[1:]), np.float32)
+        kernels.dual_step(v, x, lam, self.weight, first, out)
         return out
 
     def value(self, x: Array, first: int = 0, last: int | None = None) -> float:

@@ -55,12 +55,12 @@ def _adjoint_row(v, i, k, out):  # type: ignore[no-untyped-def]
         out[h] += z[h - 1]
 
 
-@njit(types.void(_field, _volume_out), **_compile)
-def adjoint(v, out):  # type: ignore[no-untyped-def]
-    """Write ``B^T v``."""
+@njit(types.void(_field, types.int64, _volume_out), **_compile)
+def adjoint(v, first, out):  # type: ignore[no-untyped-def]
+    """Write the rows of ``B^T v`` from the first on that out has room for."""
     for i in range(out.shape[0]):
         for k in range(out.shape[1]):
-            _adjoint_row(v, i, k, out[i, k])
+            _adjoint_row(v, first + i, k, out[i, k])
 
 
 @njit(types.void(_field, types.float32, _field_out), **_compile)
@@ -77,6 +77,29 @@ def project(v, radius, out):  # type: ignore[no-untyped-def]
                 to_y[h] = shrink * y[h]
                 to_x[h] = shrink * x[h]
                 to_z[h] = shrink * z[h]
+
+
+@njit(types.void(_field, _volume, types.float32, types.float32, types.int64, _field_out), **_compile)
+def dual_step(v, x, lam, radius, first, out):  # type: ignore[no-untyped-def]
+    """Write the rows of ``prox_{g*}(v + lam B x)`` from the first on that out has room for."""
+    ny, nx, nz = x.shape
+    for row in range(out.shape[1]):
+        i = first + row
+        for k in range(nx):
+            here, below, right = x[i, k], x[min(i + 1, ny - 1), k], x[i, min(k + 1, nx - 1)]
+            y, along_x, z = v[0, i, k], v[1, i, k], v[2, i, k]
+            to_y, to_x, to_z = out[0, row, k], out[1, row, k], out[2, row, k]
+            to_z[: nz - 1] = here[1:]
+            to_z[nz - 1] = here[nz - 1]
+            for h in range(nz):
+                dy = y[h] + lam * (below[h] - here[h])
+                dx = along_x[h] + lam * (right[h] - here[h])
+                dz = z[h] + lam * (to_z[h] - here[h])
+                norm = np.sqrt(dy * dy + dx * dx + dz * dz)
+                shrink = radius / norm if norm > radius else np.float32(1.0)
+                to_y[h] = shrink * dy
+                to_x[h] = shrink * dx
+                to_z[h] = shrink * dz
 
 
 @njit(types.void(_volume, _field, _volume, types.int64, types.float32, types.float32, _mask, _plane_out), **_compile)

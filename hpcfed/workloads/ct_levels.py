@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfed import devices
-from hpcfed.algorithms.vm_pdfp import VmPdfp
+from hpcfed.algorithms.vm_pdfp import VmPdfp, VmPdfpState
 from hpcfed.capabilities import Array
 from hpcfed.errors import ConfigError
 from hpcfed.workloads.ct import CtClient, CtProblem
@@ -59,13 +59,20 @@ def start(problem: CtProblem) -> Array:
 
 def solve(problem: CtProblem, x: Array, rounds: int = ROUNDS) -> tuple[Array, int]:
     """Where vm-pdfp gets in so many rounds, or until it has settled, and after how many."""
-    method = VmPdfp(tol=TOLERANCE)
-    state = method.init(problem.fed.at(0), x)
-    number = 0
-    while number < rounds and not method.residual(state) <= TOLERANCE:
+    state, number = settled(problem, VmPdfp().init(problem.fed.at(0), x), rounds)
+    return VmPdfp().solution(state), number
+
+
+def settled(
+    problem: CtProblem, state: VmPdfpState, rounds: int = ROUNDS, tolerance: float = TOLERANCE
+) -> tuple[VmPdfpState, int]:
+    """The state of vm-pdfp after so many rounds, or as soon as it has settled, and after how many."""
+    method, number = VmPdfp(tol=tolerance), 0
+    state = replace(state, residual=1.0)
+    while number < rounds and not method.residual(state) <= tolerance:
         number += 1
         state = method.round(state, problem.fed.at(number))
-    return method.solution(state), number
+    return state, number
 
 
 def coarser(problem: CtProblem) -> CtProblem:
@@ -79,7 +86,7 @@ def coarser(problem: CtProblem) -> CtProblem:
     def client(number: int, rng: np.random.Generator) -> CtClient:
         projector = geometry.projector(workload.known("shape"), dealt[number], fed.device, fine.projector)
         own = binned(fed.clients[number].projections)
-        return CtClient(number, fed.num_clients, projector, own, workload.regularizer(), {}, fed.ledger.count)
+        return CtClient(number, fed.num_clients, geometry, projector, own, workload.regularizer(), {}, fed.ledger.count)
 
     built = replace(fed, compressor=None).build(client)
     return CtProblem(workload, built, geometry)
