@@ -190,10 +190,21 @@ class Regularizer(Protocol):
 class Preconditioned(Protocol):
     """A client that knows a metric which all clients share, in which the objective's curvature is nearly even.
 
-    ``metric.apply(x)`` is ``P x``, of the type of x, with P linear, symmetric and positive.
+    The ranks of a node share out what all would do alike (`hpcfed.federation.Federation.shared_out`), so both the
+    metric and the `Regularizer` can be applied in parts, whose cut does not change the bits.
+
+    Attributes
+    ----------
+    metric : P, linear, symmetric and positive. ``metric.apply(x, piece)`` is a new array of the type of x, those slices
+        of ``P x``, places along the last axis, that are a ``piece`` (a slice, by default all); ``metric.norm_bound``
+        bounds the eigenvalues; ``metric.unit`` is how many slices are treated together.
+    regularizer : beyond a `LinearComposite` client's: ``adjoint(v, rows=slice)`` and ``dual_step(v, x, lam, rows)``,
+        which is ``prox_{lam g*}(v + lam B x)``, for some rows of the model (its first axis, the dual's second);
+        ``unit``, how many rows are treated together; and ``project`` also takes some of the slices.
     """
 
     metric: Any
+    regularizer: Any
 
 
 @runtime_checkable

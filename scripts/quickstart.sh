@@ -5,4 +5,4 @@ set -euo pipefail
 . "$(dirname "$0")/environment.sh" mpi
 
 out=runs/quickstart-$(date +%Y%m%d-%H%M%S)
-mpirun -n 17 hpcfed ct --shape 128,128,32 --views 340 --detector 192 --rounds 60 --out "$out" "$@"
+mpirun -n 17 hpcfed ct --shape 128,128,32 --views 340 --detector 192 --out "$out" "$@"

@@ -115,7 +115,7 @@ def test_threads_change_no_bit(rng, case):
 @pytest.mark.parametrize(("source", "columns", "width"), [(60.0, 40, 1.5), (12.0, 30, 0.4), (12.0, 9, 6.0)])
 @pytest.mark.parametrize("few", [1, 2, 3])
 def test_few_fans_are_those_of_many(rng, source, columns, width, few):
-    """The loops across rays give what the loops along the slices give, to rounding; detectors fine, coarse and short."""
+    """The loops across rays give what the loops along the slices give; detectors fine, coarse and short."""
     vectors = circle(np.append(rng.uniform(0, TURN, 6), [0.0, TURN / 8]), source, width=width)
     many, some = (FanBeam((17, 14, nz), vectors, columns) for nz in (20, few))
     assert many.compiled != some.compiled

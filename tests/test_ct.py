@@ -212,8 +212,8 @@ def test_the_astra_projector_gives_nearly_the_same_volume(hpcfed, tmp_path):
         (["--shape", "0,24,8"], "--shape 0,24,8"),
         (["--views", "3"], "--views 3 for --clients 17"),
         (["--participants", "18"], "--participants 18 exceeds --clients 17"),
-        (["--lam", "0.5"], "--lam 0.5"),
-        (["--step", "fast"], "--step fast"),
+        (["--algorithm", "fpdfp", "--lam", "0.5"], "--lam 0.5"),
+        (["--algorithm", "fpdfp", "--step", "fast"], "--step fast"),
         (["--mu", "nan"], "--mu nan"),
         (["--noise", "-1"], "--noise -1"),
         (["--start", "warm"], "--start warm"),
@@ -296,7 +296,8 @@ def test_what_does_not_fit_a_scan(hpcfed, tmp_path, options, words):
 
 
 def test_divergence_is_one_line(hpcfed, tmp_path):
-    finished = hpcfed("ct", *SMALL, "--rounds", "300", "--step", "1e30", "--out", str(tmp_path / "r"))
+    options = ["--algorithm", "fpdfp", "--rounds", "300", "--step", "1e30"]
+    finished = hpcfed("ct", *SMALL, *options, "--out", str(tmp_path / "r"))
     assert finished.status == 1
     lines = [line for line in finished.err.splitlines() if not line.startswith("round ")]
     assert len(lines) == 1

@@ -50,7 +50,12 @@ def test_defaults_see_the_whole_volume():
             assert geometry.rows / 2 * 0.95 <= rows <= geometry.rows / 2 * (1 + 1e-5)
     assert Ct(geometry="cone").detector == "512,384"
     assert Ct(geometry="fan").detector == Ct().detector == 512
-    assert Ct(geometry="cone").mu > Ct().mu
+
+
+def test_the_usual_weight_grows_with_the_views():
+    """Of a cone as the noise in the gradient grows, with their root."""
+    for kind, ratio in (("parallel", 4), ("fan", 4), ("cone", 2)):
+        assert Ct(geometry=kind, views=200).mu == pytest.approx(ratio * Ct(geometry=kind, views=50).mu)
 
 
 @pytest.mark.parametrize("geometry", ["fan", "cone"])
@@ -172,6 +177,24 @@ def test_a_scan_over_less_than_a_turn_is_noticed(angles, arc):
         assert np.rad2deg(found[1]) == pytest.approx(arc[1])
 
 
+@pytest.mark.parametrize("kind", ["parallel", "fan"])
+def test_what_some_views_miss(kind):
+    """Of a turn in small steps, the columns whose middle falls beside the detector in any of them."""
+    angles, shape, columns, axis = np.arange(0, 2 * np.pi, 0.002), (40, 30, 1), 25, 10.25
+    beam = Beam(60.0, 40.0, (1.5, 1.5), axis, 0.0) if kind == "fan" else None
+    geometry = Geometry(kind, angles, columns, 1, axis, beam)
+    y, x = (19.5 - np.arange(40))[:, None], np.arange(30) - 14.5
+    missed = np.zeros((40, 30), bool)
+    for angle in angles:
+        across, along = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
+        place = axis + (across if beam is None else across * 100 / (60 + along) / 1.5)
+        missed |= (place < -0.5) | (place > columns - 0.5)
+    assert missed.any()
+    assert not missed.all()
+    np.testing.assert_array_equal(geometry.unseen(shape), missed)
+    assert replace(geometry, columns=200, axis=99.5, beam=beam and replace(beam, axis=99.5)).unseen(shape) is None
+
+
 class MadeScan(SimpleNamespace):
     """A scan of a ball of attenuation 0.05, by its own chords."""
 
@@ -195,6 +218,17 @@ class MadeScan(SimpleNamespace):
 
 
 BEAM = Beam(60.0, 40.0, (5 / 3, 5 / 3), 19.0, 9.5)
+
+
+def test_back_projection_starts_at_zero_where_views_miss(monkeypatch):
+    """A ball inside what all views see, a volume that is wider: streaks in its corners would only add to the misfit."""
+    scan = MadeScan.make(replace(BEAM, middle=0.0, axis=25.0), 40, 1)
+    monkeypatch.setattr(scans, "open_scan", lambda path: scan)
+    problem = Ct(projections="made", clients=3, shape=(60, 60, 1)).build(Federation(3, Streams(1)))
+    unseen, start = problem.geometry.unseen((60, 60, 1)), problem.start()
+    assert problem.filtered_backprojection[unseen].any()
+    assert not start[unseen].any()
+    np.testing.assert_array_equal(start[~unseen], problem.filtered_backprojection[~unseen])
 
 
 @pytest.mark.parametrize("kind", ["fan", "cone", "poses"])

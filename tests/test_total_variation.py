@@ -94,6 +94,30 @@ def test_step_is_the_composition(rng, shape, nonnegative, weight):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weight", [0.0, 0.4])
+def test_the_dual_step_is_the_composition(rng, shape, weight):
+    regularizer, lam = TotalVariation(shape, weight), 0.3
+    x, v = noise(rng, *shape), noise(rng, 3, *shape)
+    expected = regularizer.dual_prox(v + np.float32(lam) * regularizer.apply(x))
+    np.testing.assert_allclose(regularizer.dual_step(v, x, lam), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_on_their_own_have_the_same_bits(rng, shape):
+    torch = pytest.importorskip("torch")
+    regularizer = TotalVariation(shape, 0.4)
+    x, v = noise(rng, *shape), noise(rng, 3, *shape)
+    image, moved = regularizer.adjoint(v), regularizer.dual_step(v, x, 0.3)
+    for first in range(shape[0]):
+        rows = slice(first, min(first + 2, shape[0]))
+        np.testing.assert_array_equal(regularizer.adjoint(v, rows=rows), image[rows])
+        np.testing.assert_array_equal(regularizer.dual_step(v, x, 0.3, rows), moved[:, rows])
+        tensors = torch.from_numpy(v), torch.from_numpy(x)
+        np.testing.assert_allclose(regularizer.adjoint(tensors[0], rows=rows), image[rows], atol=2e-6)
+        np.testing.assert_allclose(regularizer.dual_step(*tensors, 0.3, rows), moved[:, rows], atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_the_array_api_functions_agree_with_the_compiled_loops(rng, shape, nonnegative):
     regularizer = TotalVariation(shape, 0.4, nonnegative)

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from hpcfed import devices, memory
 from hpcfed.capabilities import Array, BoundedCurvature, LinearComposite, Preconditioned, Smooth
 from hpcfed.errors import ConfigError, DataError
-from hpcfed.federation import Federation
+from hpcfed.federation import Federation, PerClient
 from hpcfed.lipschitz import norm
 from hpcfed.operators.fourier_metric import FourierMetric
 from hpcfed.options import option
-from hpcfed.workloads.ct_geometry import Geometry, deal, inscribed
+from hpcfed.workloads.ct_geometry import Geometry, Shape, deal, inscribed
 from hpcfed.workloads.ct_options import ScanOptions, Size, usual_mu
 
 logger = logging.getLogger(__name__)
@@ -61,12 +61,14 @@ class Ct(ScanOptions):
     )
     offers: ClassVar[tuple[type, ...]] = (Smooth, BoundedCurvature, LinearComposite, Preconditioned)
     defaults: ClassVar[Mapping[str, Any]] = {
-        "algorithm": "fpdfp",
+        "algorithm": "vm-pdfp",
         "compressor": "qsgd",
         "rounds": 200,
         "record_every": 5,
-        "step": "1.9/L",
-        "lam": 0.05,
+    }
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "vm-pdfp": {"rounds": 40},
+        "fpdfp": {"step": "1.9/L", "lam": 0.05},
     }
     pictures: ClassVar[tuple[str, ...]] = ("convergence", "slices", "mu")
     compiled: ClassVar[tuple[str, ...]] = ("hpcfed.operators.total_variation_kernels",)
@@ -86,8 +88,8 @@ class Ct(ScanOptions):
     mu: Annotated[float, Ge(0)] | Literal["auto"] | None = option(
         None,
         "weight of the total variation; scale it with views and attenuations; auto: what predicts views set aside best "
-        " [default: 0.015 times the views, times the root of the rays that a view sends through a voxel of a fan or "
-        "cone]",
+        " [default: 0.0075 times the views, of a fan also times the root of the rays of a view through a voxel; of a "
+        "cone 0.06 times the root of the rays of all views through a voxel]",
         metavar="FLOAT|auto",
     )
     nonnegative: bool = option(False, "constrain the attenuation to be nonnegative")
@@ -158,17 +160,16 @@ class Ct(ScanOptions):
         shape, noise, geometry = self.known("shape"), self.known("noise"), self.settle()
         dealt = self._prepare(fed, geometry)
         truth = fed.once(lambda: self.reference(shape))
-        judges = min(NUM_JUDGES, fed.num_clients)
+        judges = min(NUM_JUDGES, fed.num_present)
 
         def client(number: int, rng: np.random.Generator) -> CtClient:
             projector = geometry.projector(shape, dealt[number], fed.device, self.projector)
             projections = projector.forward(fed.device.put(truth))
             errors = rng.standard_normal(tuple(projections.shape), dtype=np.float32)
             projections += fed.device.put(errors * np.float32(np.sqrt(noise)))
-            reference = {z: truth[:, :, z].copy() for z in range(shape[2]) if z % judges == number}
-            return CtClient(
-                number, fed.num_clients, projector, projections, self.regularizer(), reference, fed.ledger.count
-            )
+            reference = {z: truth[:, :, z].copy() for z in range(shape[2]) if z % judges == fed.place(number)}
+            shared, count = self.regularizer(), fed.ledger.count
+            return CtClient(number, fed.num_clients, geometry, projector, projections, shared, reference, count)
 
         built = fed.build(client)
         return CtProblem(self, built, geometry, truth=truth if fed.writes else None, hopeless=_hopeless(built))
@@ -206,7 +207,8 @@ class Ct(ScanOptions):
         def client(number: int, rng: np.random.Generator) -> CtClient:
             projector = geometry.projector(shape, dealt[number], fed.device, self.projector)
             projections = fed.device.put(scan.read(kept[dealt[number]], rows))
-            return CtClient(number, fed.num_clients, projector, projections, found.regularizer(), {}, fed.ledger.count)
+            shared, count = found.regularizer(), fed.ledger.count
+            return CtClient(number, fed.num_clients, geometry, projector, projections, shared, {}, count)
 
         built = fed.build(client)
         volume = built.mean(built.map(CtClient.filtered_backprojection))
@@ -260,11 +262,13 @@ class Ct(ScanOptions):
 class CtClient:
     """One client's views and what can be computed from them; ``f_i(x) = N/2 |A_i x - b_i|^2``.
 
-    ``reference`` holds, by their place z, the slices (ny, nx) of the true volume that this client compares with.
+    ``geometry`` is that of all views. ``reference`` holds, by their place z, the slices (ny, nx) of the true volume
+    that this client compares with.
     """
 
     number: int
     num_clients: int
+    geometry: Geometry
     projector: Any
     projections: Array
     regularizer: Any
@@ -274,7 +278,7 @@ class CtClient:
     @property
     def metric(self) -> FourierMetric:
         """The inverse of the blur of projecting along all directions and backprojecting."""
-        return _metric(self.projector.shape)
+        return _metric(self.geometry, self.projector.shape)
 
     def energy(self, rng: np.random.Generator) -> float:
         """This client's share of the misfit of an empty volume."""
@@ -301,10 +305,13 @@ class CtClient:
         """The whole volume as this client's views alone show it."""
         return self.projector.filtered_backprojection(self.projections, "ramp")
 
-    def measure(self, rng: np.random.Generator, x: Array) -> NDArray[np.float64]:
-        """This client's share of misfit and penalty, and of squared error and SSIM summed over slices."""
-        rows = x.shape[0]
-        first, last = rows * self.number // self.num_clients, rows * (self.number + 1) // self.num_clients
+    def measure(self, rng: np.random.Generator, x: Array, part: tuple[int, int]) -> NDArray[np.float64]:
+        """This client's share of misfit and penalty, and of squared error and SSIM summed over slices.
+
+        It is the ``part[0]``-th of ``part[1]`` that share the penalty's rows.
+        """
+        rows, (place, count) = x.shape[0], part
+        first, last = rows * place // count, rows * (place + 1) // count
         penalty = self.regularizer.value(x, first, last)
         misfit = self.projector.misfit(x, self.projections)
         if not self.reference:
@@ -349,11 +356,22 @@ class CtProblem:
         x = self.filtered_backprojection
         if x is None:
             x = self.fed.mean(self.fed.map(CtClient.filtered_backprojection))
-        return self.fed.any_client.regularizer.project(x)
+        x = self.fed.any_client.regularizer.project(x)
+        unseen = self.geometry.unseen(self.workload.known("shape"))
+        if unseen is None:
+            return x
+        # What back-projection puts where some views see nothing is wrong, but may be better than nothing.
+        cut = x * self.fed.device.put((~unseen[:, :, None]).astype(np.float32))
+        return min(x, cut, key=self._misfit)
+
+    def _misfit(self, x: Array) -> float:
+        return float(self.fed.mean(self.fed.map(lambda client, rng: client.value(x))))
 
     def metrics(self, solution: Array, fed: Federation) -> dict[str, float]:
         """Objective, misfit and total variation; PSNR (peak 1) and SSIM (mean over slices) of a simulated scan."""
-        misfit, penalty, squared, similarity = fed.total(fed.map(CtClient.measure, solution)).tolist()
+        parts = PerClient({client: (fed.place(client), fed.num_present) for client in fed.local})
+        misfit, penalty, squared, similarity = fed.total(fed.map(CtClient.measure, solution, parts)).tolist()
+        misfit *= fed.num_clients / fed.num_present  # a client's objective is N times its own misfit
         numbers = {"objective": misfit + penalty, "misfit": misfit}
         mu, shape = self.workload.known("mu"), self.workload.known("shape")
         if mu > 0:
@@ -381,9 +399,9 @@ class CtProblem:
 
 
 @cache
-def _metric(shape: tuple[int, int, int]) -> FourierMetric:
+def _metric(geometry: Geometry, shape: Shape) -> FourierMetric:
     """One for all clients of a rank."""
-    return FourierMetric(shape)
+    return FourierMetric(shape, geometry.slopes(shape))
 
 
 def _hopeless(fed: Federation) -> float:

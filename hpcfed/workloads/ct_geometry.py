@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -98,6 +99,26 @@ class Geometry:
         step = covered / (count - 1)
         return float(turned[(widest + 1) % count]) - step / 2, covered + step
 
+    def slopes(self, shape: Shape) -> NDArray[np.float64] | None:
+        """Of the rays through the middle of each slice, on average over the views; None where all are level."""
+        if self.kind != "cone":
+            return None
+        x, y, z = self.vectors(np.arange(len(self.angles)))[:, :3].T
+        rises = np.arange(shape[2]) - (shape[2] - 1) / 2 - z[:, None]
+        return np.asarray(np.mean(np.abs(rises) / np.hypot(x, y)[:, None], axis=0))
+
+    def unseen(self, shape: Shape) -> NDArray[np.bool_] | None:
+        """Which columns (y, x) of a volume some views miss, their middle being beside the detector; None where none."""
+        if self.beam is not None and self.beam.vectors is not None:
+            return None  # of poses of their own this is not known
+        axis = self.axis if self.beam is None else self.beam.axis
+        radius = min(axis, self.columns - 1 - axis) + 0.5
+        if self.beam is not None:
+            way = self.beam.source_distance + self.beam.detector_distance
+            radius = self.beam.source_distance * math.sin(math.atan(radius * self.beam.pixel_size[0] / way))
+        missed = from_axis(shape) > radius
+        return missed if missed.any() else None
+
     @property
     def density(self) -> float:
         """Rays of one view that meet a voxel at the rotation axis."""
@@ -111,8 +132,10 @@ class Geometry:
         """Modules with compiled kernels that the projectors load."""
         if self.beam is None:
             return ("hpcfed.operators.parallel_beam_kernels",)
-        from hpcfed.operators.cone_beam import is_upright
+        from hpcfed.operators.cone_beam import FEW_SLICES, is_upright
 
+        if self.kind == "fan" and self.rows <= FEW_SLICES:
+            return ("hpcfed.operators.fan_beam_kernels",)
         upright = self.kind == "fan" or is_upright(self.vectors(np.arange(len(self.angles))))
         return (f"hpcfed.operators.{'cone' if upright else 'tilted'}_beam_kernels",)
 
@@ -173,9 +196,14 @@ def deal(num_views: int, fed: Federation) -> list[NDArray[np.int64]]:
 
 def inscribed(shape: Shape) -> NDArray[np.bool_]:
     """Which columns (y, x) of a volume have their middle in the largest upright cylinder about its rotation axis."""
+    return np.asarray(from_axis(shape) <= min(shape[:2]) / 2)
+
+
+def from_axis(shape: Shape) -> NDArray[np.float64]:
+    """Distances of a volume's columns (y, x) from its rotation axis."""
     ny, nx, _ = shape
     y, x = np.arange(ny)[:, None] - (ny - 1) / 2, np.arange(nx) - (nx - 1) / 2
-    return np.asarray(np.hypot(y, x) <= min(ny, nx) / 2)
+    return np.asarray(np.hypot(y, x))
 
 
 def _parallel(geometry: Geometry, shape: Shape, views: NDArray[np.integer], device: Device, method: str) -> Any:
