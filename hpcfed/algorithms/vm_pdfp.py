@@ -13,6 +13,7 @@ from hpcfed.algorithms.steps import Batches, Sampling, Stopping, primal_dual_res
 from hpcfed.capabilities import Array, BoundedCurvature, LinearComposite, Preconditioned, Smooth
 from hpcfed.federation import Federation, PerClient
 from hpcfed.lipschitz import lipschitz_constant, norm
+from hpcfed.operators.identity import Identity
 from hpcfed.options import option
 
 
@@ -72,7 +73,9 @@ class VmPdfp(Stopping, Batches, Sampling):
     sits_out: ClassVar[bool] = True
 
     metric: Literal["fourier", "plain"] = option(
-        "fourier", "P; fourier: the inverse of the blur of projecting and backprojecting; plain: the identity"
+        "fourier",
+        "P; fourier: the inverse of the blur of projecting and backprojecting, if views span a quarter turn or more; "
+        "plain: the identity",
     )
     tau_factor: Annotated[float, Gt(0), Lt(2)] | None = option(
         None, "tau is this over the estimated L  [default: 1.9, where only some clients take part 1]"
@@ -200,16 +203,6 @@ class VmPdfp(Stopping, Batches, Sampling):
 
     def outputs(self, state: VmPdfpState) -> Mapping[str, Array]:
         return {"dual": state.v}
-
-
-class Identity:
-    """The metric of plain steps."""
-
-    norm_bound, unit = 1.0, 16
-
-    def apply(self, x: Array, piece: slice = slice(None)) -> Array:
-        """Those slices of x; a copy, as of every metric."""
-        return 1 * x[..., piece]
 
 
 def _by_slices(fed: Federation, metric: Any, like: Array, function: Callable[[slice], Array]) -> Array:
