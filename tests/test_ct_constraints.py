@@ -98,7 +98,7 @@ def test_rings_are_taken_from_a_scan(hpcfed, tmp_path):
     for name, factors, options in (("true", 1.0, []), ("with", gains, []), ("without", gains, ["--rings"])):
         write_scan(tmp_path / f"{name}.h5", factors)
         given = ["--projections", str(tmp_path / f"{name}.h5"), "--axis", "79.5", "--clients", "5", *options]
-        finished = hpcfed("ct", *given, "--rounds", "1", "--out", str(tmp_path / name))
+        finished = hpcfed("ct", *given, "--algorithm", "fpdfp", "--rounds", "1", "--out", str(tmp_path / name))
         assert finished.status == 0, finished.err
         assert ("rings: pixels are corrected" in finished.out + finished.err) == (name == "without")
         with h5py.File(tmp_path / name / "result.h5") as file:
