@@ -4,8 +4,8 @@ Both volumes have one grey window. The score is that of the Helsinki Tomography 
 coefficient between the reference segmentation and the image cut at Otsu's threshold, over all pixels; 1 is perfect, 0
 no better than chance.
 
-    hpcfed ct --projections htc2022_ta_sparse_example.mat --shape 512,512,1 --nonnegative --mu 94 --algorithm fpdfp \\
-        --start zero --rounds 47 --out runs/htc
+    hpcfed ct --projections htc2022_ta_sparse_example.mat --shape 512,512,1 --nonnegative --mu 94 \\
+        --rounds 400 --out runs/htc
     python scripts/show_scan.py runs/htc --segmentation htc2022_ta_full_recon_fbp_seg.png --out htc.png
 """
 

@@ -6,9 +6,8 @@ import importlib
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,21 +19,16 @@ from hpcfed import devices, memory
 from hpcfed.capabilities import Array, BoundedCurvature, LinearComposite, Preconditioned, Smooth
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.federation import Federation, PerClient
-from hpcfed.lipschitz import norm
-from hpcfed.operators.fourier_metric import FourierMetric
-from hpcfed.operators.identity import Identity
 from hpcfed.options import option
-from hpcfed.workloads.ct_geometry import Geometry, Shape, deal, inscribed
+from hpcfed.workloads.ct_client import SSIM_WINDOW, CtClient
+from hpcfed.workloads.ct_geometry import Geometry, deal, inscribed
 from hpcfed.workloads.ct_options import ScanOptions, Size, usual_mu
 
 logger = logging.getLogger(__name__)
 
-SSIM_WINDOW = 7
 # So many clients compare their share of the slices with the reference: the library that does it takes each rank a fifth
 # of a second to load.
 NUM_JUDGES = 4
-# An arc of views, in radians, below which the blur is not that of all directions: undoing it feeds what no view sees.
-NARROW = math.pi / 2
 # Bytes of a rank that has no arrays yet.
 RESIDENT = 190 << 20
 
@@ -262,75 +256,6 @@ class Ct(ScanOptions):
 
 
 @dataclass(frozen=True)
-class CtClient:
-    """One client's views and what can be computed from them; ``f_i(x) = N/2 |A_i x - b_i|^2``.
-
-    ``geometry`` is that of all views. ``reference`` holds, by their place z, the slices (ny, nx) of the true volume
-    that this client compares with.
-    """
-
-    number: int
-    num_clients: int
-    geometry: Geometry
-    projector: Any
-    projections: Array
-    regularizer: Any
-    reference: Mapping[int, NDArray[np.float32]]
-    count: Callable[..., None]
-
-    @property
-    def metric(self) -> FourierMetric | Identity:
-        """The inverse of the blur of projecting along all directions and backprojecting; of few, the identity."""
-        return _metric(self.geometry, self.projector.shape)
-
-    def energy(self, rng: np.random.Generator) -> float:
-        """This client's share of the misfit of an empty volume."""
-        return norm(self.projections) ** 2 / 2
-
-    def value(self, x: Array) -> float:
-        return float(self.num_clients * self.projector.misfit(x, self.projections))
-
-    def gradient(self, x: Array, rng: np.random.Generator | None = None, batch: int | None = None) -> Array:
-        total = self.projector.num_views
-        batch = total if batch is None else min(batch, total)
-        self.count(gradients=1, samples=batch)
-        if batch == total:
-            return self.projector.gradient(x, self.projections, float(self.num_clients))
-        if rng is None:
-            raise ValueError("a gradient from a batch of views needs a stream")
-        views = np.sort(rng.choice(total, size=batch, replace=False))
-        return self.projector.gradient(x, self.projections, self.num_clients * total / batch, views=views)
-
-    def curvature(self, direction: Array) -> Array:
-        return self.num_clients * self.projector.normal(direction)
-
-    def filtered_backprojection(self, rng: np.random.Generator) -> Array:
-        """The whole volume as this client's views alone show it."""
-        return self.projector.filtered_backprojection(self.projections, "ramp")
-
-    def measure(self, rng: np.random.Generator, x: Array, part: tuple[int, int]) -> NDArray[np.float64]:
-        """This client's share of misfit and penalty, and of squared error and SSIM summed over slices.
-
-        It is the ``part[0]``-th of ``part[1]`` that share the penalty's rows.
-        """
-        rows, (place, count) = x.shape[0], part
-        first, last = rows * place // count, rows * (place + 1) // count
-        penalty = self.regularizer.value(x, first, last)
-        misfit = self.projector.misfit(x, self.projections)
-        if not self.reference:
-            return np.array([misfit, penalty, 0.0, 0.0])
-        from skimage.metrics import structural_similarity
-
-        squared, similarity = 0.0, 0.0
-        for z, truth in self.reference.items():
-            own = devices.to_host(x[:, :, z])
-            squared += float(np.sum((own - truth) ** 2, dtype=np.float64))
-            if min(truth.shape) >= SSIM_WINDOW:
-                similarity += structural_similarity(truth, own, data_range=1.0, win_size=SSIM_WINDOW)
-        return np.array([misfit, penalty, squared, similarity])
-
-
-@dataclass(frozen=True)
 class CtProblem:
     """The scan in place: where to start, what to measure, what to keep.
 
@@ -399,15 +324,6 @@ class CtProblem:
 
             results |= ct_weight.tried(self.fed.journal.entries)
         return results
-
-
-@cache
-def _metric(geometry: Geometry, shape: Shape) -> FourierMetric | Identity:
-    """One for all clients of a rank."""
-    arc = geometry.arc
-    if arc is not None and arc[1] < NARROW:
-        return Identity()
-    return FourierMetric(shape, geometry.slopes(shape))
 
 
 def _hopeless(fed: Federation) -> float:

@@ -20,7 +20,8 @@ from hpcfed import devices
 from hpcfed.algorithms.vm_pdfp import VmPdfp, VmPdfpState
 from hpcfed.capabilities import Array
 from hpcfed.errors import ConfigError
-from hpcfed.workloads.ct import CtClient, CtProblem
+from hpcfed.workloads.ct import CtProblem
+from hpcfed.workloads.ct_client import CtClient
 from hpcfed.workloads.ct_geometry import Shape, deal
 
 Volume = NDArray[np.float32]

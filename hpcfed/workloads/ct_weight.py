@@ -29,7 +29,8 @@ from hpcfed.algorithms.vm_pdfp import VmPdfp
 from hpcfed.capabilities import Array
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation, PerClient
-from hpcfed.workloads.ct import CtClient, CtProblem
+from hpcfed.workloads.ct import CtProblem
+from hpcfed.workloads.ct_client import CtClient
 from hpcfed.workloads.ct_geometry import deal
 from hpcfed.workloads.ct_levels import MU_RATIO, coarser, settled
 
