@@ -109,10 +109,20 @@ def host_type(value: Any) -> np.dtype[Any]:
 
 def to_host(value: Any) -> np.ndarray[Any, Any]:
     """The value as a C-contiguous NumPy array, without a copy where it is one already; whole numbers as float64."""
-    array = value.detach().cpu().numpy() if backend(value) == "torch" else np.asarray(value)
+    array = _off_device(value.detach()) if backend(value) == "torch" else np.asarray(value)
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _off_device(tensor: Any) -> np.ndarray[Any, Any]:
+    """A tensor as a NumPy array; a GPU writes it into page-locked memory, which it can do without the processor."""
+    if tensor.is_cuda:
+        import torch
+
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    array: np.ndarray[Any, Any] = tensor.numpy()
+    return array
 
 
 def from_host(array: np.ndarray[Any, Any], backend: str, device: Device) -> Any:
