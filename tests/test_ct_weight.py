@@ -99,7 +99,7 @@ def test_the_run_folder_keeps_what_was_found(hpcfed, tmp_path):
     assert number.status == 0, number.err
     assert not (tmp_path / "n/mu.png").exists()
     assert not (tmp_path / "n/journal.jsonl").exists()
-    assert facts(hpcfed, tmp_path / "n")["digest"] == facts(hpcfed, tmp_path / "r")["digest"]
+    assert facts(tmp_path / "n")["digest"] == facts(tmp_path / "r")["digest"]
 
 
 def test_another_word_is_refused(hpcfed, tmp_path):
