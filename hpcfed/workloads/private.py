@@ -12,6 +12,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 from numpy.typing import NDArray
 
+from hpcfed import memory
 from hpcfed.capabilities import Records
 from hpcfed.data.splits import DealingOptions
 from hpcfed.errors import ConfigError
@@ -162,6 +163,12 @@ class Private(DealingOptions):
         from hpcfed.data import partitions
 
         self._refuse_contradictions()
+        if self.source == "made":
+            made = {"private records": self.records, "public records": self.public_records}
+            needs = {name: 16 * self.dimension * count for name, count in made.items()}  # as made, and as taken
+            memory.require(
+                fed.communicator, fed.device, needs, "ask for fewer --records, --public-records or --dimension"
+            )
         sets: RecordSets = fed.once(lambda: self._read(fed))
         for note in sets.notes:
             logger.info("%s", note)
