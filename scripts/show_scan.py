@@ -71,6 +71,14 @@ def draw(rows: list[list[tuple[str, Image]]], windows: list[tuple[float, float]]
     return figure
 
 
+def saved_in_grey(figure: Figure, path: Path) -> Path:
+    """Where the figure was written; of greys alone a PNG has a third of its size."""
+    written = save(figure, path)
+    if written.suffix == ".png":
+        PIL.Image.open(written).convert("L").save(written, optimize=True)
+    return written
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="DIR", help="a finished run of a measured scan")
@@ -98,10 +106,7 @@ def main() -> None:
         y, x, side = map(int, arguments.zoom.split(","))
         rows = [[(title, image[y : y + side, x : x + side]) for title, image in row] for row in rows]
     with matplotlib.rc_context({**STYLE, "savefig.dpi": 110}):
-        picture = save(draw(rows, windows), arguments.out)
-    if picture.suffix == ".png":  # of greys: a third of the size
-        PIL.Image.open(picture).convert("L").save(picture, optimize=True)
-    print(picture)
+        print(saved_in_grey(draw(rows, windows), arguments.out))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from PIL import Image
+from show_scan import saved_in_grey
 
 from hpcfed import config, run_folder
 from hpcfed.federation import Federation
-from hpcfed.plots.looks import STYLE, save
+from hpcfed.plots.looks import STYLE
 from hpcfed.run_folder import RunFolder
 from hpcfed.streams import Streams
 
@@ -96,10 +96,7 @@ def main() -> None:
             found[name(folder)], truth = file["volume"][:], file["reference"][:]
     volumes = {f"{title}\n{psnr(volume, truth):.1f} dB": volume for title, volume in found.items()}
     with matplotlib.rc_context(STYLE):
-        path = save(draw({**volumes, "truth": truth}, arguments.flip), arguments.out)
-    if path.suffix == ".png":
-        Image.open(path).convert("L").save(path, optimize=True)
-    print(path)
+        print(saved_in_grey(draw({**volumes, "truth": truth}, arguments.flip), arguments.out))
 
 
 if __name__ == "__main__":

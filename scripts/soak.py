@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -367,14 +367,9 @@ def fuzzed(chance: random.Random, parent: Path) -> str:
         for option in chance.sample(options, chance.choice([1, 1, 2, 3])):
             flag = chance.choice([*option.opts, *option.secondary_opts])
             words += [flag] if option.is_flag else [f"{flag}={chance.choice(VALUES)}"]
-        status, text = in_a_child(words, parent / "fuzz.txt")
-        line = f"{words}: {status}\n{text}"
-        told[status] += 1
-        require("Traceback" not in text, f"a traceback of {line}")
-        require(status in (0, 2) or (status == 1 and "diverged" in text), f"a status that is not its own: {line}")
-        require(status == 0 or len(said(text)) == 1, f"not one line: {line}")
+        told[run_or_refused(words, str(words), parent / "fuzz.txt")] += 1
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
-    return ", ".join(f"{count} left with {status}" for status, count in sorted(told.items()))
+    return counted(told)
 
 
 def fuzzed_scans(chance: random.Random, parent: Path) -> str:
@@ -386,12 +381,22 @@ def fuzzed_scans(chance: random.Random, parent: Path) -> str:
         folder.mkdir()
         path, what = fuzz_scans.broken(folder, chance, damage)
         words = ["ct", "--projections", str(path), "--axis", "7.5", "--rounds", "2", "--clients", "2"]
-        status, text = in_a_child([*words, "--out", str(folder / "run")], parent / "fuzz.txt")
-        told[status] += 1
-        require("Traceback" not in text, f"{what}: a traceback: {text}")
-        require(status in (0, 2) or (status == 1 and "diverged" in text), f"{what}: {status}: {text}")
-        require(status == 0 or len(said(text)) == 1, f"{what}: not one line: {text}")
+        told[run_or_refused([*words, "--out", str(folder / "run")], what, parent / "fuzz.txt")] += 1
         shutil.rmtree(folder)
+    return counted(told)
+
+
+def run_or_refused(words: list[str], what: str, output: Path) -> int:
+    """The status of a command that runs, or is refused with one line."""
+    status, text = in_a_child(words, output)
+    line = f"{what}: {status}\n{text}"
+    require("Traceback" not in text, f"a traceback of {line}")
+    require(status in (0, 2) or (status == 1 and "diverged" in text), f"a status that is not its own: {line}")
+    require(status == 0 or len(said(text)) == 1, f"not one line: {line}")
+    return status
+
+
+def counted(told: Mapping[int, int]) -> str:
     return ", ".join(f"{count} left with {status}" for status, count in sorted(told.items()))
 
 

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
+from test_ct import facts
 
-from hpcfed import memory, run_folder, scans, summary
+from hpcfed import memory, scans
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
 from hpcfed.scans.beam import Beam
@@ -28,11 +29,6 @@ def build(**options):
     given = {"shape": (14, 12, 6), "views": 24, "detector": 24, "clients": 4, "geometry": "cone", **options}
     workload = Ct(**given)
     return workload.build(Federation(workload.clients, Streams(1)))
-
-
-def facts(folder):
-    """What hpcfed show tells, without starting it."""
-    return summary.facts(run_folder.open_existing(folder))
 
 
 def test_defaults_see_the_whole_volume():

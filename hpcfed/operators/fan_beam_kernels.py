@@ -29,6 +29,14 @@ _compile = {"cache": True, "error_model": "numpy", "fastmath": {"contract"}, "no
 
 
 @njit(**_compile)
+def _room(size):  # type: ignore[no-untyped-def]
+    """For what `_rays` says of so many slices of rays, and `_crossings` of their crossings of a plane."""
+    columns, p, q, lengths = np.empty(size, np.int64), np.empty(size), np.empty(size), np.empty(size, np.float32)
+    index, first, second = np.empty(size, np.int32), np.empty(size, np.float32), np.empty(size, np.float32)
+    return columns, p, q, lengths, index, first, second
+
+
+@njit(**_compile)
 def _rays(beam, num_columns, nz, turned, shape, columns, p, q, lengths):  # type: ignore[no-untyped-def]
     """The rays that cross the image's columns (``turned``) or its rows: how many, their detector columns and lines.
 
@@ -78,9 +86,7 @@ def forward(volume, beams, projections):  # type: ignore[no-untyped-def]
     ny, nx, nz = volume.shape
     num_columns = projections.shape[1]
     _, slices = repeated(num_columns, nz)
-    columns, index = np.empty(slices.size, np.int64), np.empty(slices.size, np.int32)
-    p, q, lengths = np.empty(slices.size), np.empty(slices.size), np.empty(slices.size, np.float32)
-    first, second = np.empty(slices.size, np.float32), np.empty(slices.size, np.float32)
+    columns, p, q, lengths, index, first, second = _room(slices.size)
     sums = np.empty(slices.size, np.float32)
     for turned in (False, True):
         lines = padded_lines(volume, MARGIN, turned)
@@ -105,9 +111,7 @@ def adjoint(projections, beams, top, bottom, volume):  # type: ignore[no-untyped
     ny, nx, nz = volume.shape
     num_columns = projections.shape[1]
     _, slices = repeated(num_columns, nz)
-    columns, index = np.empty(slices.size, np.int64), np.empty(slices.size, np.int32)
-    p, q, lengths = np.empty(slices.size), np.empty(slices.size), np.empty(slices.size, np.float32)
-    first, second = np.empty(slices.size, np.float32), np.empty(slices.size, np.float32)
+    columns, p, q, lengths, index, first, second = _room(slices.size)
     rays = np.empty(slices.size, np.float32)
     # What rays add to the pixel at their left and at their right, side by side.
     sides = np.zeros(((max(nx, ny) + 2 * MARGIN) * nz, 2), np.float32)

@@ -3,7 +3,7 @@
 Every client sets a fifth of its views aside. For a few weights, a factor of two apart, the problem is solved without
 them, and the misfit of those set aside is measured; a parabola through the lowest three, over log mu, says where the
 least is. Nothing need be known of the noise, and what the model cannot explain counts alike for every weight. With 4/5
-of the views mu is 4/5, too (`usual_mu`).
+of the views the misfit is 4/5, and so is the mu of the same solution.
 
 Weights are tried from a large one downwards, and each solution is where the next one starts: what the views do not tell
 is settled by the total variation alone, quickly while its weight is large, and takes hundreds of rounds from a start
