@@ -24,21 +24,21 @@ from numpy.typing import NDArray
 
 from hpcfed import routes
 from hpcfed.communicator import Communicator
-from hpcfed.compressors.raw import add, divide, load_kernel
+from hpcfed.compressors.raw import add_up, load_kernel
 from hpcfed.parcel import Parcel
 from hpcfed.shared_memory import SharedMemory, room
 
 Array = NDArray[Any]
 
-# Elements that are added up at a time, so that they stay in the cache; the unit of a rank's part (a page of float32).
+# Integers that are added up at a time, so that they stay in the cache; the unit of a rank's part (a page of float32).
 ELEMENTS_A_BLOCK, PAGE = 1 << 14, 1 << 10
 # Elements of all clients that every rank adds up itself, on one node: what it adds until the ranks have met once more.
 # That takes longer where ranks share cores (the second).
 ELEMENTS_ALONE = 1 << 14, 1 << 16
 # Bytes of integers from which on it pays that the ranks meet twice.
 SMALLEST_INTEGERS = 1 << 18
-# Additions of a rank from which on compiled ones are worth loading.
-ADDITIONS = 1 << 22
+# Additions that a rank has done, in all sums so far, when it loads compiled ones: they have taken about as long as that.
+ADDITIONS = 1 << 26
 # Plans that are kept: as many as there are kinds of messages in a round, unless the cohort changes.
 PLANS = 64
 
@@ -66,10 +66,10 @@ def sum_in_memory(
         if len(memory.plans) >= PLANS:
             memory.plans.clear()
         plan = memory.plans[key] = _plan(parcel.communicator, memory.crowded, parcel.owners, size, dtype.itemsize)
-    if plan.additions >= ADDITIONS and not memory.adds_compiled:
+    before, memory.additions = memory.additions, memory.additions + plan.additions
+    if before < ADDITIONS <= memory.additions:
         with parcel.communicator.first_on_node():
             load_kernel()
-        memory.adds_compiled = True
     return _Link(parcel, memory, plan, values, size, dtype).mean().reshape(shape)
 
 
@@ -83,7 +83,7 @@ class _Plan:
     crowd : places in the cohort of the participants on this node.
     alone : whether the rank adds up everything itself.
     additions : of one rank.
-    pieces : elements that it adds up at a time, as many pieces on every rank.
+    pieces : elements that it adds up before it hands them on, as many pieces on every rank.
     passes : by their first piece, the elements that are on the desk at a time, and those of this rank's part.
     """
 
@@ -109,7 +109,7 @@ def _plan(communicator: Communicator, crowded: bool, owners: Sequence[int], size
     # As much as all desks have room for.
     step = min(room(ranks[node]) // (itemsize * max(clients[node], 1)) for node in ranks)
     parts, part = (1, 0) if plan.alone else (min(ranks.values()), nodes[: communicator.rank].count(here))
-    hop = routes.ELEMENTS_A_HOP if plan.last else ELEMENTS_A_BLOCK
+    hop = routes.ELEMENTS_A_HOP if plan.last else step
     for first in range(0, size, step):
         last = min(first + step, size)
         borders = cuts(first, last, parts, PAGE)
@@ -141,11 +141,12 @@ class _Link:
         clients = [parcel.cohort[place] for place in plan.crowd]
         self.own = {clients.index(client): np.ascontiguousarray(value).reshape(-1) for client, value in values.items()}
         self.result = memory.result(size * dtype.itemsize, plan.alone)
-        self.total = np.empty(max((stop - start for start, stop in plan.pieces), default=0))
+        handed_on = plan.pieces if plan.here < plan.last else ()
+        self.total = np.empty(max((stop - start for start, stop in handed_on), default=0))
 
     def mean(self) -> Array:
         """The flat sum, divided."""
-        here, last, pieces, itemsize = self.plan.here, self.plan.last, self.plan.pieces, self.dtype.itemsize
+        here, last, pieces = self.plan.here, self.plan.last, self.plan.pieces
         handed, returned = np.empty(0), np.empty(0, self.dtype)
         steps = len(pieces) + 2 * last
         for step in range(steps):
@@ -153,10 +154,11 @@ class _Link:
             there, back = step - here, step - 2 * last + here
             if 0 <= there < len(pieces):
                 handed = self._add_up(there, handed)
-            if 0 <= back < len(pieces):
-                start, stop = pieces[back]
-                place = self.result.bytes[start * itemsize : stop * itemsize].view(self.dtype)
-                place[:] = handed if here == last else returned
+            if here == last:
+                returned = handed
+            elif 0 <= back < len(pieces):
+                place = self._place(back)
+                place[:] = returned
                 returned = place
             if step + 1 < steps:
                 handed, returned = self._pass_on(there, back, handed, returned)
@@ -164,19 +166,24 @@ class _Link:
             self.node.barrier()
         return self.result.taken().view(self.dtype)
 
-    def _add_up(self, piece: int, total: Array) -> Array:
-        """Add this node's clients to a piece of what the nodes before have handed on."""
+    def _add_up(self, piece: int, handed: Array) -> Array:
+        """A piece of what the nodes before have handed on with this node's clients added; on the last one, divided."""
         if piece in self.plan.passes:
             self._lay_out(*self.plan.passes[piece])
         start, stop = self.plan.pieces[piece]
-        if self.plan.here == 0:
-            total = self.total[: stop - start]
-            total[:] = 0
-        for array, weight in zip(self.arrays, self.weights, strict=True):
-            add(total, array[start - self.first : stop - self.first], weight)
+        arrays = [array[start - self.first : stop - self.first] for array in self.arrays]
+        before = handed[: stop - start] if self.plan.here else np.empty(0)
         if self.plan.here == self.plan.last:
-            divide(total, self.divisor)
-        return total
+            out, divisor = self._place(piece), self.divisor
+        else:
+            out, divisor = self.total[: stop - start], 1.0
+        add_up(arrays, self.weights, divisor, out, before)
+        return out
+
+    def _place(self, piece: int) -> Array:
+        """Where a piece of the result belongs."""
+        start, stop = (border * self.dtype.itemsize for border in self.plan.pieces[piece])
+        return self.result.bytes[start:stop].view(self.dtype)
 
     def _lay_out(self, first: int, last: int, start: int, stop: int) -> None:
         """Begin a pass: put what others will add up where they see it."""
@@ -203,7 +210,7 @@ class _Link:
             incoming[here + 1] = self._length(back + 1) * self.dtype.itemsize
         if here > 0:
             outgoing[here - 1] = [returned[: self._length(back)].view(np.uint8)]
-            incoming[here - 1] = self._length(there + 1) * handed.itemsize
+            incoming[here - 1] = self._length(there + 1) * self.total.itemsize
         received = self.lane.exchange(outgoing, incoming)
         if here > 0:
             handed = received[here - 1].view(np.float64)

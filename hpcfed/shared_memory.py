@@ -49,12 +49,12 @@ class SharedMemory:
     Attributes
     ----------
     crowded : whether there are more ranks than cores.
-    adds_compiled : whether its users have loaded what adds faster.
+    additions : how many a rank has done for the sums so far.
     plans : what they have worked out and may need again.
     """
 
     crowded = False
-    adds_compiled = False
+    additions = 0.0
 
     def __init__(self, whole: mmap.mmap, owner: int, rank: int, ranks: int) -> None:
         memory = np.frombuffer(whole, np.uint8)

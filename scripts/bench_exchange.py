@@ -27,6 +27,7 @@ import numpy as np  # noqa: E402
 from hpcfed.communicator import MpiCommunicator  # noqa: E402
 from hpcfed.compressors.grid import Grid  # noqa: E402
 from hpcfed.compressors.qsgd import Qsgd  # noqa: E402
+from hpcfed.compressors.raw import load_kernel  # noqa: E402
 from hpcfed.federation import Federation, PerClient  # noqa: E402
 
 BLOCK = "65536"
@@ -46,6 +47,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="ways whose name contains this, beside the Allreduce")
     options = parser.parse_args()
     world = MpiCommunicator()
+    with world.first_on_node():
+        load_kernel()  # as a run does after a while
     if world.rank == 0:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("hpcfed").setLevel(logging.INFO)
@@ -94,7 +97,8 @@ def compare(world: MpiCommunicator, elements: int, seconds: float, only: str) ->
         for name, action in ways.items():
             silent = federations[name].ledger.uncounted() if name in federations else contextlib.nullcontext()
             with silent:
-                world.wait()
+                world.wait()  # asleep, so that whoever is slow has the cores
+                world.barrier()  # begin together: from sleep ranks wake at different times
                 begin = time.perf_counter()
                 action()
                 times[name].append(world.maximum(np.array([time.perf_counter() - begin]))[0])

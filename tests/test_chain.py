@@ -131,12 +131,30 @@ class TestCompiledAdditions:
         before = np.concatenate([arrays((2,), 999, np.float64)[2], [-0.0, -0.0, 1.0, np.inf, 1.0]])
         plain, compiled = before.copy(), before.copy()
         with np.errstate(invalid="ignore"):
-            raw.add(plain, values, weight)
+            raw.add_up([values], [weight], 1.0, plain, plain)
         values.flags.writeable = False
         raw.load_kernel()
-        raw.add(compiled, values, weight)
+        raw.add_up([values], [weight], 1.0, compiled, compiled)
         assert compiled.tobytes() == plain.tobytes()
         assert np.isnan(compiled).sum() == 2  # inf - inf, too
+
+    @pytest.mark.parametrize(("dtype", "target"), [("f4", "f4"), ("f4", "f8"), ("f8", "f8")])
+    @pytest.mark.parametrize("count", range(1, 12))
+    @pytest.mark.parametrize("handed", [False, True])
+    def test_any_number_of_arrays_in_one_go(self, dtype, target, count, handed):
+        """More than the kernel has room for at a time; divided by what is no power of two."""
+        values = list(arrays(range(count), 5000, np.dtype(dtype)).values())
+        weights = np.random.default_rng(1).uniform(0.1, 2, count)
+        before = np.random.default_rng(2).standard_normal(5000) if handed else np.empty(0)
+        expected = before.copy() if handed else np.zeros(5000)
+        for value, weight in zip(values, weights, strict=True):
+            expected += value.astype(float) * weight
+        expected = (expected / 7).astype(target)
+        for _ in range(2):
+            out = np.empty(5000, target)
+            raw.add_up(values, weights, 7.0, out, before)
+            np.testing.assert_array_equal(out, expected)
+            raw.load_kernel()
 
     def test_arrays_that_it_cannot_take_are_left_to_numpy(self):
         raw.load_kernel()
@@ -144,17 +162,23 @@ class TestCompiledAdditions:
         shifted = np.frombuffer(b"x" + values.tobytes(), np.uint8)[1:].view(np.float32)
         for each in (values.astype(">f4"), shifted, np.arange(99, dtype=np.float16), np.arange(99)):
             total = np.ones(99)
-            raw.add(total, each, 2.0)
+            raw.add_up([each], [2.0], 1.0, total, total)
             np.testing.assert_array_equal(total, 1 + 2 * each.astype(float))
 
-    def test_large_sums_load_it(self, monkeypatch):
-        monkeypatch.setattr(chain, "ADDITIONS", 3000)
+    def test_many_sums_load_it(self, monkeypatch):
+        monkeypatch.setattr(chain, "ADDITIONS", 1.5 * CLIENTS * 1000 / 2)
         values = arrays(range(CLIENTS), 1000, np.float32)
         expected, _ = serial(values)
-        assert on_ranks(3, lambda comm: send(comm, values)[0].tobytes()) == [expected.tobytes()] * 3
-        assert raw._kernel is None
-        assert on_ranks(2, lambda comm: send(comm, values)[0].tobytes()) == [expected.tobytes()] * 2
-        assert raw._kernel is not None
+
+        def attempt(comm):
+            found = []
+            for _ in range(3):
+                found.append((send(comm, values)[0].tobytes(), raw._kernel is not None))
+                comm.barrier()
+            return found
+
+        first, second, third = ((expected.tobytes(), loaded) for loaded in (False, True, True))
+        assert on_ranks(2, attempt) == [[first, second, third]] * 2
 
 
 class TestIntegers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 PIECE = 1 << 14
 
 # The compiled kernel, once it is loaded: it halves the time, but to load it takes that of hundreds of millions of sums.
-_kernel: Callable[[NDArray[np.float64], NDArray[Any], float], None] | None = None
+_kernel: Callable[..., None] | None = None
+
+_NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,27 +61,49 @@ class Raw:
         weight: float = 1.0,
     ) -> None:
         """Add ``weight`` times a received segment to `total`, in float64."""
-        values = segment.view(dtype)
-        for begin in range(0, values.size, PIECE):
-            add(total[begin : begin + PIECE], values[begin : begin + PIECE], weight)
+        add_up([segment.view(dtype)], [weight], 1.0, total, total)
 
 
 def load_kernel() -> None:
-    """From now on `add` with a compiled kernel."""
+    """From now on `add_up` with a compiled kernel."""
     global _kernel
     from hpcfed.compressors import adding
 
-    _kernel = adding.add
+    _kernel = adding.add_up
 
 
-def add(total: NDArray[np.float64], values: NDArray[Any], weight: float) -> None:
-    """Add ``weight * values``, which is contiguous, to `total` in place, in float64."""
-    if _kernel is not None and values.dtype.char in "fd" and values.dtype.isnative and values.flags.aligned:
-        _kernel(total, values, weight)
+def add_up(
+    arrays: Sequence[NDArray[Any]],
+    weights: Sequence[float],
+    divisor: float,
+    out: NDArray[Any],
+    before: NDArray[np.float64] = _NOTHING,
+) -> None:
+    """Write ``(before + sum_k weights_k * arrays_k) / divisor`` to `out`, added in order, in float64.
+
+    All are contiguous and of one size; ``before``, zero if there is none, may be `out`, which is of the arrays' type or
+    float64.
+    """
+    if _kernel is not None and arrays and all(map(_simple, (*arrays, before, out))):
+        addresses = np.array([array.ctypes.data for array in arrays])
+        _kernel(before, addresses, np.array(weights), divisor, arrays[0][:0], out)
         return
-    if weight != 1.0:  # to multiply by one would change no bit and take as long as the addition
-        values = np.multiply(values, weight, dtype=np.float64)
-    np.add(total, values, out=total)
+    room = np.empty(min(out.size, PIECE))
+    for begin in range(0, out.size, PIECE):
+        piece = slice(begin, begin + PIECE)
+        total = room[: out[piece].size]
+        total[:] = before[piece] if before.size else 0
+        for array, weight in zip(arrays, weights, strict=True):
+            values = array[piece]
+            if weight != 1.0:  # to multiply by one would change no bit and take as long as the addition
+                values = np.multiply(values, weight, dtype=np.float64)
+            np.add(total, values, out=total)
+        divide(total, divisor)
+        out[piece] = total
+
+
+def _simple(array: NDArray[Any]) -> bool:
+    return array.dtype.char in "fd" and array.dtype.isnative and array.flags.aligned
 
 
 def divide(total: NDArray[np.float64], divisor: float) -> None:
