@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ ELEMENTS_A_BLOCK, PAGE = 1 << 14, 1 << 10
 ELEMENTS_ALONE = 1 << 14, 1 << 16
 # Bytes of integers from which on it pays that the ranks meet twice.
 SMALLEST_INTEGERS = 1 << 18
-# Additions that a rank has done, in all sums so far, when it loads compiled ones: they have taken about as long as that.
+# Additions, in all sums so far, after which a rank loads compiled ones: they have taken about as long as that.
 ADDITIONS = 1 << 26
 # Plans that are kept: as many as there are kinds of messages in a round, unless the cohort changes.
 PLANS = 64
@@ -226,24 +226,33 @@ class _Link:
         return stop - start
 
 
-def sum_of_integers(communicator: Communicator, levels: Array) -> Array:
-    """The sum of every rank's array of integers, on every rank: exact in any order.
+def sum_of_integers(
+    communicator: Communicator, levels: Array, dtype: np.dtype[Any], decode: Callable[[Array, int, Array], None]
+) -> Array:
+    """What ``decode`` makes of the sum of every rank's array of integers, on every rank: exact in any order.
 
     The ranks of a node add theirs up in their memory, and what crosses to other nodes is one Allreduce for each place.
+
+    Parameters
+    ----------
+    decode : ``decode(total, start, out)`` writes what the sum's elements from ``start`` on stand for to `out`. Each
+        rank of a node does that for its part.
     """
     memory, ranks = communicator.shared(), Counter(communicator.nodes())
     if memory is None or levels.nbytes < SMALLEST_INTEGERS or max(ranks.values()) == 1:
-        return communicator.sum(levels)
+        mean = np.empty(levels.shape, dtype)
+        decode(communicator.sum(levels).reshape(-1), 0, mean.reshape(-1))
+        return mean
     node = communicator.on_node() if len(ranks) > 1 else communicator
     lane = communicator.across_nodes() if len(ranks) > 1 else None
-    flat, itemsize, parts = levels.reshape(-1), levels.itemsize, min(ranks.values())
-    result = memory.result(flat.nbytes)
-    step = room(1) // itemsize
+    flat, parts = levels.reshape(-1), min(ranks.values())
+    result = memory.result(flat.size * dtype.itemsize)
+    step = room(1) // levels.itemsize
     for first in range(0, flat.size, step):
         length = min(step, flat.size - first)
         borders = cuts(0, length, parts, PAGE)
         start, stop = borders[node.rank : node.rank + 2] if node.rank < parts else (length, length)
-        desk = memory.desk()[: node.size * length * itemsize].view(flat.dtype).reshape(node.size, length)
+        desk = memory.desk()[: node.size * length * flat.itemsize].view(flat.dtype).reshape(node.size, length)
         own = flat[first : first + length]
         for others in (slice(start), slice(stop, length)):
             desk[node.rank, others] = own[others]
@@ -257,9 +266,9 @@ def sum_of_integers(communicator: Communicator, levels: Array) -> Array:
                     total[begin - start : block.stop - start] += desk[other, block]
         if lane is not None:
             total = lane.sum(total)
-        result.bytes[(first + start) * itemsize : (first + stop) * itemsize] = total.view(np.uint8)
+        decode(total, first + start, result.bytes.view(dtype)[first + start : first + stop])
     node.barrier()
-    return result.taken().view(flat.dtype).reshape(levels.shape)
+    return result.taken().view(dtype).reshape(levels.shape)
 
 
 def cuts(first: int, last: int, parts: int, unit: int) -> list[int]:

@@ -11,6 +11,8 @@ Three ways:
 - *of integers*: clients round to a common grid, so their messages are small integers, whose sums are exact in any
   order: the ranks of a node add theirs up in their memory, and between nodes there is an Allreduce.
 - *in any order*: one plain floating-point Allreduce, whose bits depend on the number of ranks and on the MPI library.
+
+Tensors on GPUs come here as arrays, except those that MPI takes as they are (`hpcfed.device_exchange`).
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed import chain
+from hpcfed import chain, shared_memory
 from hpcfed.chain import cuts
 from hpcfed.communicator import Communicator, together
 from hpcfed.compressors.raw import Raw, divide
 from hpcfed.errors import ConfigError
 from hpcfed.parcel import Parcel
+from hpcfed.shared_memory import Result
 
 Array = NDArray[Any]
 
@@ -71,11 +74,11 @@ def combine(
         result = chain.sum_in_memory(parcel, memory, values, shape, dtype)
     else:
         return _sum_in_order(parcel, values, compressor or Raw(), shape, dtype)
-    _count_broadcast(parcel, result.nbytes, 32 * result.size)
+    count_broadcast(parcel, result.nbytes, 32 * result.size)
     return result
 
 
-def _count_broadcast(parcel: Parcel, wire_bytes: int, paper_bits: int) -> None:
+def count_broadcast(parcel: Parcel, wire_bytes: int, paper_bits: int) -> None:
     """Every rank gets the mean; the papers' server broadcasts it, or a part of it, once."""
     bits = round(parcel.broadcast * paper_bits) if parcel.communicator.rank == 0 else 0
     parcel.ledger.send(wire_bytes_down=wire_bytes, paper_bits_down=bits)
@@ -95,26 +98,22 @@ def _sum_in_order(parcel: Parcel, values: Mapping[int, Array], codec: Any, shape
         for client, value in values.items():
             said = factor * messages[client].decoded().astype(dtype, copy=False).reshape(shape)
             parcel.remember(client, value, said)
-    result = np.empty(int(np.prod(shape, dtype=np.int64)), dtype)
     travel = _Travel(parcel, codec, messages, shape, dtype, parcel.divisor / factor)
     if raw:
-        travel.by_owners(result)
+        result = travel.by_owners()
     elif codec.quantize_down:
-        travel.by_owners(result, codec.for_mean())
+        result = travel.by_owners(codec.for_mean())
     else:
         message = codec.expected_bytes(shape)
-        clients = len(parcel.cohort)
-        route = parcel.routes.choose(communicator, codec.route, clients, result.size, message, result.nbytes)
-        if route == "gather":
-            travel.by_gathering(result)
-        else:
-            travel.by_owners(result, each_node=route == "node")
+        clients, size = len(parcel.cohort), math.prod(shape)
+        route = parcel.routes.choose(communicator, codec.route, clients, size, message, size * dtype.itemsize)
+        result = travel.by_gathering() if route == "gather" else travel.by_owners(each_node=route == "node")
     if not raw and communicator.size > 1:
         parcel.routes.tell_formats(messages.values(), result.size)
     if ledger.counting:  # the papers' bits of quantized messages take time to count
         bits = sum(message.paper_bits for message in messages.values())
         ledger.send(wire_bytes_up=travel.sent, paper_bits_up=bits)
-        _count_broadcast(parcel, travel.received, travel.mean_bits)
+        count_broadcast(parcel, travel.received, travel.mean_bits)
     return result.reshape(shape)
 
 
@@ -131,25 +130,29 @@ class _Travel:
         self, parcel: Parcel, codec: Any, messages: Mapping[int, Any], shape: Any, dtype: Any, divisor: float
     ) -> None:
         self.parcel, self.codec, self.messages, self.shape, self.dtype = parcel, codec, messages, shape, dtype
-        self.divisor = divisor
+        self.divisor, self.size = divisor, math.prod(shape)
         self.here = [client for client in parcel.cohort if client in messages]
         self.counts = np.bincount(parcel.owners, minlength=parcel.communicator.size).tolist()
         self.sent = self.received = self.mean_bits = 0
 
-    def by_owners(self, result: Array, mean_codec: Any = None, each_node: bool = False) -> None:
+    def by_owners(self, mean_codec: Any = None, each_node: bool = False) -> Array:
         """Each rank adds up its own segment and passes it round, quantized by ``mean_codec`` if there is one.
 
         For ``each_node`` the result is made on every node, and its segments are passed round among its ranks alone.
+        Ranks that share memory write them there instead.
         """
         communicator = self.parcel.communicator
         group = communicator.on_node() if each_node else communicator
         crowds = _crowds(communicator.nodes() if each_node else [0] * communicator.size)
-        part = ALIGNMENT
+        part, place = ALIGNMENT, None
         if mean_codec is not None:
-            part = min(max(ALIGNMENT * (result.size // (64 * ALIGNMENT)), SMALLEST_PART), LARGEST_PART)
+            part = min(max(ALIGNMENT * (self.size // (64 * ALIGNMENT)), SMALLEST_PART), LARGEST_PART)
+        elif each_node or max(communicator.nodes()) == 0:
+            place = self._shared_place(group)
+        result = np.empty(self.size, self.dtype) if place is None else place.bytes.view(self.dtype)
         step = part * max(ELEMENTS_A_PASS // (part * max(self.counts)), communicator.size)
-        for first in range(0, result.size, step):
-            last = min(first + step, result.size)
+        for first in range(0, self.size, step):
+            last = min(first + step, self.size)
             borders = cuts(first, last, group.size, part)
             start, stop = borders[group.rank], borders[group.rank + 1]
             segments = {
@@ -160,29 +163,46 @@ class _Travel:
             outgoing = [segments[crowd] for crowd in crowds]
             sizes = self._sizes_from_all(outgoing, start, stop)
             received = communicator.exchange(outgoing, [sum(each) for each in sizes])
-            total = np.empty(stop - start, self.dtype)
+            total = np.empty(stop - start, self.dtype) if place is None else result[start:stop]
             self._add_up(received, sizes, start, stop, total)
             if mean_codec is None:
-                group.join(total, np.diff(borders).tolist(), result[first:last])
+                if place is None:
+                    group.join(total, np.diff(borders).tolist(), result[first:last])
                 self.received += (last - first) * result.itemsize + each_node * sum(each.size for each in received)
                 self.mean_bits += 32 * (last - first)
             else:
                 self._pass_round_quantized(mean_codec, total, borders, part, result)
+        if place is not None:
+            group.barrier()
+            result = place.taken().view(self.dtype)
+        return result
 
-    def by_gathering(self, result: Array) -> None:
+    def _shared_place(self, node: Communicator) -> Result | None:
+        """Where all ranks of a node see the result, if that saves time."""
+        memory = self.parcel.communicator.shared()
+        if memory is None or node.size == 1 or self.size * self.dtype.itemsize < shared_memory.SMALLEST_MAPPED:
+            return None
+        place = memory.result(self.size * self.dtype.itemsize)
+        node.barrier()
+        place.open()
+        return place
+
+    def by_gathering(self) -> Array:
         """Every rank gets all messages and adds them up itself."""
         communicator = self.parcel.communicator
         all_bytes = len(self.parcel.cohort) * self.codec.expected_bytes(self.shape)
         passes = max(1, math.ceil(all_bytes / (4 * ELEMENTS_A_PASS)))
-        step = ALIGNMENT * max(1, math.ceil(result.size / (ALIGNMENT * passes)))
-        for first in range(0, result.size, step):
-            last = min(first + step, result.size)
+        step = ALIGNMENT * max(1, math.ceil(self.size / (ALIGNMENT * passes)))
+        result = np.empty(self.size, self.dtype)
+        for first in range(0, self.size, step):
+            last = min(first + step, self.size)
             own = self._segments(first, last)
             sizes = communicator.gather([part.size for part in own])
             received = _gathered(communicator, own, [sum(each) for each in sizes])
             self._add_up(received, sizes, first, last, result[first:last])
             self.received += sum(part.size for part in received)
-        self.mean_bits = 32 * result.size
+        self.mean_bits = 32 * self.size
+        return result
 
     def _segments(self, start: int, stop: int) -> list[Array]:
         """What this rank's clients say of elements ``[start, stop)``: client after client, piece after piece."""
@@ -291,13 +311,17 @@ def _sum_of_integers(parcel: Parcel, values: Mapping[int, Array], compressor: An
     total = levels[0] if levels else np.zeros(shape, compressor.level_type(count))
     for more in levels[1:]:
         total += more
-    total = chain.sum_of_integers(communicator, total)
+
+    def decode(part: Array, start: int, out: Array) -> None:
+        compressor.decode_part(part, start, out, shape, common, count)
+        if parcel.divisor != count:
+            out *= np.asarray(count / parcel.divisor, dtype)
+
     parcel.ledger.send(
         wire_bytes_up=sum(each.nbytes + common.nbytes for each in levels),
         paper_bits_up=sum(compressor.paper_bits(shape) for _ in levels),
     )
-    mean: Array = compressor.decode(total, common, count, dtype)
-    return mean if parcel.divisor == count else mean * np.asarray(count / parcel.divisor, dtype)
+    return chain.sum_of_integers(communicator, total, dtype, decode)
 
 
 def _sum_in_any_order(parcel: Parcel, values: Mapping[int, Array], shape: Any, dtype: Any) -> Array:

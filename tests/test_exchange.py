@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_communicator import on_ranks
 
-from hpcfed import exchange
+from hpcfed import exchange, shared_memory
 from hpcfed.communicator import SerialCommunicator
 from hpcfed.compressors.grid import Grid
 from hpcfed.compressors.qsgd import Qsgd
@@ -224,7 +224,10 @@ class TestRoutes:
                 assert found.tobytes() == expected.tobytes()
 
     @pytest.mark.parametrize("nodes", [[0, 0, 1, 1], [0, 1, 0, 1, 1], [0, 1, 2]], ids=str)
-    def test_a_mean_on_every_node_has_the_same_bytes(self, nodes):
+    def test_a_mean_on_every_node_has_the_same_bytes(self, monkeypatch, nodes):
+        """In several passes, into memory that the ranks of a node share."""
+        monkeypatch.setattr(shared_memory, "SMALLEST_MAPPED", 4000)
+        monkeypatch.setattr(exchange, "ELEMENTS_A_PASS", 500)
         values = arrays(range(CLIENTS), 1003, np.float32)
         expected, _ = serial(values, Qsgd(9, "50"))
         for found, _ in on_ranks(len(nodes), lambda comm: send(comm, values, Qsgd(9, "50", route="node")), nodes):

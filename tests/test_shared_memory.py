@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from test_communicator import on_ranks
 from test_exchange import CLIENTS, COHORTS, arrays, exact_mean, send, serial
 
-from hpcfed import chain, shared_memory
+from hpcfed import chain, exchange, shared_memory
 from hpcfed.communicator import MpiCommunicator, SerialCommunicator
+from hpcfed.compressors.grid import Grid
+from hpcfed.compressors.qsgd import Qsgd
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
 
@@ -90,19 +92,22 @@ class TestSums:
 
 @pytest.mark.usefixtures("small")
 class TestResults:
+    @pytest.mark.parametrize("codec", [None, Qsgd(9, "50", route="owners"), Grid(9, "50")], ids=["raw", "qsgd", "grid"])
     @pytest.mark.parametrize("size", [20, 500, 5000], ids=["alone", "copied", "mapped"])
-    def test_every_rank_has_its_own(self, size):
+    def test_every_rank_has_its_own(self, monkeypatch, size, codec):
         """One rank changes its result, and the next sums leave those before as they were."""
+        monkeypatch.setattr(chain, "SMALLEST_INTEGERS", 400)
+        monkeypatch.setattr(exchange, "ELEMENTS_A_PASS", 3000)
         values = arrays(range(CLIENTS), size, np.float32)
-        expected, _ = serial(values)
+        expected, _ = serial(values, codec)
 
         def attempt(comm):
-            first, _ = send(comm, values)
+            first, _ = send(comm, values, codec)
             comm.barrier()
             if comm.rank == 1:
                 first[:] = -1
-            second, _ = send(comm, values)
-            third, _ = send(comm, {client: value + 1 for client, value in values.items()})
+            second, _ = send(comm, values, codec)
+            third, _ = send(comm, {client: value + 1 for client, value in values.items()}, codec)
             comm.barrier()
             return first, second, third
 

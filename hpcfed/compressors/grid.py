@@ -102,19 +102,30 @@ class Grid:
         ----------
         total : sum of the clients' levels.
         """
+        mean = np.empty(total.shape, dtype)
+        self.decode_part(np.ascontiguousarray(total).reshape(-1), 0, mean.reshape(-1), total.shape, scales, count)
+        return mean
+
+    def decode_part(
+        self,
+        total: NDArray[Any],
+        start: int,
+        out: NDArray[Any],
+        shape: tuple[int, ...],
+        scales: NDArray[np.float32],
+        count: int,
+    ) -> None:
+        """Write to `out` what `decode` makes of the elements from ``start`` on of a flattened sum of that shape."""
         from hpcfed.compressors.pieces import spread
 
-        layout = BlockLayout.of(total.shape, self.block)
-        levels = np.ascontiguousarray(total).reshape(-1)
+        layout = BlockLayout.of(shape, self.block)
         coefficients = scales.astype(np.float64) / (self.quantize * count)
-        mean = np.empty(total.size, dtype)
-        steps = np.empty(min(_DECODED, total.size))
-        for start in range(0, total.size, _DECODED):
-            piece = slice(start, start + _DECODED)
-            here = steps[: levels[piece].size]
-            spread(coefficients, layout.length, layout.inner, start, here)
-            np.multiply(levels[piece], here, out=mean[piece], casting="same_kind")
-        return mean.reshape(total.shape)
+        steps = np.empty(min(_DECODED, out.size))
+        for begin in range(0, out.size, _DECODED):
+            piece = slice(begin, begin + _DECODED)
+            here = steps[: out[piece].size]
+            spread(coefficients, layout.length, layout.inner, start + begin, here)
+            np.multiply(total[piece], here, out=out[piece], casting="same_kind")
 
     def paper_bits(self, shape: tuple[int, ...]) -> int:
         """Bits of one client's message: 32 for each block, ``1 + ceil(log2(s + 1))`` for each element."""
