@@ -20,7 +20,8 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed import faults, shared_memory
+from hpcfed import cuda_aware, faults, shared_memory
+from hpcfed.cuda_aware import Answer
 from hpcfed.environment import launched_ranks
 from hpcfed.errors import ConfigError, RankLostError, everywhere, portable
 from hpcfed.shared_memory import SharedMemory
@@ -62,13 +63,28 @@ class Communicator(Protocol):
         """Send ``outgoing[r]``, joined, to rank r; returns what each rank sent here, ``incoming[r]`` bytes from r."""
 
     def join(self, segment: NDArray[Any], lengths: Sequence[int], out: NDArray[Any]) -> None:
-        """Write the segments of all ranks, ``lengths[r]`` elements of rank r, one after the other into ``out``."""
+        """Write the segments of all ranks, ``lengths[r]`` elements of rank r, one after the other into ``out``.
+
+        Arrays, or, if `cuda_aware`, tensors.
+        """
 
     def maximum(self, array: NDArray[Any]) -> NDArray[Any]:
         """The elementwise maximum over ranks."""
 
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """The elementwise sum over ranks, in the order that the MPI library likes."""
+
+    def cuda_aware(self) -> Answer:
+        """Whether the library of this rank takes tensors on GPUs, once they are `hpcfed.devices.Device.at_rest`."""
+
+    def trade(self, outgoing: Any, counts: Sequence[int], received: Any, lengths: Sequence[int]) -> None:
+        """Send ``counts[r]`` elements to rank r, in order; write ``lengths[r]`` from rank r into ``received``.
+
+        Flat arrays, or, if `cuda_aware`, tensors.
+        """
+
+    def sum_into(self, array: Any, total: Any) -> None:
+        """Write the `sum` of a flat array, or, if `cuda_aware`, of a tensor, to another."""
 
     def nodes(self) -> list[int]:
         """The node of each rank; every rank must call it the first time."""
@@ -107,7 +123,7 @@ class Communicator(Protocol):
         """Whether every rank says so and none is lost; the same verdict on all that are left, who must all ask."""
 
     def guard(self) -> None:
-        """From now on take ranks for lost that somebody has stopped, where another rank runs on their node."""
+        """From now on end ranks that somebody has stopped (SIGSTOP), so that they count as lost."""
 
     def recover(self) -> None:
         """Go on with the ranks that are left, in their order, who must all call it: rank, size and nodes change.
@@ -153,6 +169,15 @@ class SerialCommunicator:
 
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
+
+    def cuda_aware(self) -> Answer:
+        return Answer(False, "there is no MPI")
+
+    def trade(self, outgoing: Any, counts: Sequence[int], received: Any, lengths: Sequence[int]) -> None:
+        received[:] = outgoing
+
+    def sum_into(self, array: Any, total: Any) -> None:
+        total[:] = array
 
     def nodes(self) -> list[int]:
         return [0]
@@ -248,9 +273,15 @@ class MpiCommunicator:
         return np.split(received, np.cumsum(incoming)[:-1])
 
     def join(self, segment: NDArray[Any], lengths: Sequence[int], out: NDArray[Any]) -> None:
-        counts = [length * out.itemsize for length in lengths]
-        target = [out.view(np.uint8), counts, _starts(counts), self._mpi.BYTE]
-        self._comm.Allgatherv([segment.view(np.uint8), self._mpi.BYTE], target)
+        self._comm.Allgatherv([segment, self._mpi.BYTE], self._parts(out, lengths))
+
+    def trade(self, outgoing: Any, counts: Sequence[int], received: Any, lengths: Sequence[int]) -> None:
+        self._comm.Alltoallv(self._parts(outgoing, counts), self._parts(received, lengths))
+
+    def _parts(self, array: Any, lengths: Sequence[int]) -> list[Any]:
+        """An array as MPI is told of it whose next ``lengths[r]`` elements belong to rank r."""
+        counts = [length * array.itemsize for length in lengths]
+        return [array, counts, _starts(counts), self._mpi.BYTE]
 
     def maximum(self, array: NDArray[Any]) -> NDArray[Any]:
         return self._reduce(array, self._mpi.MAX)
@@ -260,11 +291,19 @@ class MpiCommunicator:
 
     def _reduce(self, array: NDArray[Any], operation: Any) -> NDArray[Any]:
         result = np.empty_like(array)
-        source, target = array.reshape(-1), result.reshape(-1)
-        for start in range(0, source.size, self.piece):
+        self._reduce_into(array.reshape(-1), result.reshape(-1), operation)
+        return result
+
+    def sum_into(self, array: Any, total: Any) -> None:
+        self._reduce_into(array, total, self._mpi.SUM)
+
+    def _reduce_into(self, source: Any, target: Any, operation: Any) -> None:
+        for start in range(0, len(source), self.piece):
             piece = slice(start, start + self.piece)
             self._comm.Allreduce(source[piece], target[piece], operation)
-        return result
+
+    def cuda_aware(self) -> Answer:
+        return cuda_aware.ask(self._mpi.Get_library_version(), self._mpi.__file__, os.environ)
 
     def nodes(self) -> list[int]:
         return self._nodes

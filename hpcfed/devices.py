@@ -5,7 +5,9 @@ torch is loaded only where a device or a caller already uses it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +23,14 @@ USABLE_SHARE = 0.8
 class Device:
     """Where a rank computes: ``"cpu"`` or ``"cuda:<index>"``, and the bytes of GPU memory that are its own.
 
-    ``identity`` tells GPUs apart whatever index a process knows them by.
+    ``identity`` tells GPUs apart whatever index a process knows them by. ``direct``: every rank has one, and MPI takes
+    tensors as they lie there.
     """
 
     name: str = "cpu"
     memory: int = 0
     identity: str = ""
+    direct: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -44,6 +48,18 @@ class Device:
     def put(self, array: np.ndarray[Any, Any]) -> Any:
         """A host array as what clients compute with here: itself on a CPU, a tensor on a GPU."""
         return from_host(array, "torch", self) if self.is_gpu else array
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """For calls that are handed tensors but do not wait for a GPU: it has done all that it was told before."""
+        if not self.is_gpu:
+            yield
+            return
+        import torch
+
+        with torch.cuda.device(self.name):
+            torch.cuda.current_stream().synchronize()
+            yield
 
 
 def choose(requested: str, local_rank: int) -> Device:
@@ -100,6 +116,11 @@ def _astra_sees_gpu() -> bool:
 def backend(value: Any) -> str:
     """``"torch"`` for tensors, ``"numpy"`` for everything else."""
     return "torch" if hasattr(value, "detach") else "numpy"
+
+
+def stays(value: Any) -> bool:
+    """Whether it is a tensor of floats on a GPU, which need not go to the host to be sent where MPI takes it."""
+    return backend(value) == "torch" and value.is_cuda and host_type(value) in (np.float32, np.float64)
 
 
 def host_type(value: Any) -> np.dtype[Any]:

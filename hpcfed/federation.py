@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from hpcfed import devices, exchange, sharing
+from hpcfed import device_exchange, devices, exchange, sharing
 from hpcfed.communicator import Communicator, SerialCommunicator, together
 from hpcfed.errors import everywhere, portable
 from hpcfed.journal import Journal
@@ -239,15 +239,21 @@ class Federation:
         self.ledger.offered |= lossy
         owners = tuple(self.owner(client) for client in self.cohort)
         with self.ledger.clock("exchange"):
-            hosted = {client: devices.to_host(value) for client, value in values.items()}
+            direct = self.device.direct and heard is None and (not lossy or self.compressor is None)
+            sent = {
+                client: value if direct and devices.stays(value) else devices.to_host(value)
+                for client, value in values.items()
+            }
             # A rank whose clients sit the round out cannot know what is being sent: the first participant tells it.
             here = next(iter(values), None)
             form = None
             if here is not None:
-                form = (hosted[here].shape, hosted[here].dtype, devices.backend(values[here]))
+                own = sent[here]
+                kinds = devices.backend(values[here]), devices.backend(own)
+                form = (tuple(own.shape), devices.host_type(own), *kinds)
             if len(set(owners)) < self.communicator.size:
                 form = self.communicator.broadcast(form, owners[0])
-            shape, dtype, backend = form  # type: ignore[misc]
+            shape, dtype, backend, kind = form  # type: ignore[misc]
         parcel = Parcel(
             communicator=self.communicator,
             cohort=self.cohort,
@@ -266,7 +272,9 @@ class Federation:
         )
         compressor = self.compressor if lossy else None
         with self.ledger.clock("exchange"):
-            result = exchange.combine(parcel, hosted, shape, dtype, compressor, self.sum_order)
+            if kind == "torch":  # the same on every rank, as the types and devices of the values are
+                return device_exchange.combine(parcel, sent, shape, dtype, self.device, self.sum_order)
+            result = exchange.combine(parcel, sent, shape, dtype, compressor, self.sum_order)
         return devices.from_host(result, backend, self.device)
 
     def largest(self, values: PerClient[Any]) -> Any:

@@ -181,9 +181,11 @@ class _Execution:
         """This rank's device, its memory shared with the ranks that have the same one."""
         with together(self.communicator):
             device = devices.choose(requested, self.communicator.local_rank)
+            direct = device.is_gpu and self.communicator.cuda_aware().yes
         # Every rank takes part, whether or not it has a GPU: a node may lack one.
-        sharing = self.communicator.gather(device.identity).count(device.identity)
-        return device.shared_by(sharing)
+        identities, directs = zip(*self.communicator.gather((device.identity, direct)), strict=True)
+        device = device.shared_by(identities.count(device.identity))
+        return replace(device, direct=all(directs))
 
     def _loop(self) -> None:
         with self.ledger.clock("setup"):

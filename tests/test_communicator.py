@@ -74,9 +74,9 @@ class ThreadCommunicator:
         return [np.frombuffer(bytearray(each), np.uint8) for each in received]
 
     def join(self, segment, lengths, out):
-        segments = self._board.swap(self.rank, segment.copy())
-        assert [each.size for each in segments] == list(lengths)
-        out[:] = np.concatenate(segments)
+        segments = self._board.swap(self.rank, np.asarray(segment).copy())
+        assert [len(each) for each in segments] == list(lengths)
+        np.asarray(out)[:] = np.concatenate(segments)
 
     def maximum(self, array):
         return np.maximum.reduce(self._board.swap(self.rank, array.copy()))
@@ -87,6 +87,17 @@ class ThreadCommunicator:
         for each in reversed(self._board.swap(self.rank, array.copy())):
             total += each
         return total
+
+    def trade(self, outgoing, counts, received, lengths):
+        """Arrays, and tensors on the host."""
+        outgoing = np.split(np.asarray(outgoing).copy(), np.cumsum(counts))
+        assert outgoing.pop().size == 0
+        parts = [sent[self.rank] for sent in self._board.swap(self.rank, outgoing)]
+        assert [part.size for part in parts] == list(lengths)
+        np.asarray(received)[:] = np.concatenate(parts)
+
+    def sum_into(self, array, total):
+        np.asarray(total)[:] = self.sum(np.asarray(array))
 
     def nodes(self):
         return self._nodes
@@ -190,6 +201,10 @@ def contract(comm):
         out = np.full(sum(lengths), np.nan, dtype)
         comm.join(np.full(lengths[comm.rank], comm.rank, dtype), lengths, out)
         np.testing.assert_array_equal(out, np.repeat(np.array(ranks, dtype), lengths))
+        exchange_of_arrays(comm, dtype)
+        total = np.full(5, np.nan, dtype)
+        comm.sum_into(np.arange(5, dtype=dtype) + comm.rank, total)
+        np.testing.assert_array_equal(total, comm.size * np.arange(5) + sum(ranks))
     groups(comm)
     comm.wait()
 
@@ -226,6 +241,17 @@ def exchange_of_parts(comm):
         np.testing.assert_array_equal(received[sender], parcel(sender, comm.rank))
     nothing = comm.exchange([[] for _ in ranks], [0] * comm.size)
     assert [part.size for part in nothing] == [0] * comm.size
+
+
+def exchange_of_arrays(comm, dtype):
+    """Rank a sends rank b ``(a + b) % 3`` numbers that tell whose they are."""
+    ranks = range(comm.size)
+    counts = [(comm.rank + to) % 3 for to in ranks]
+    outgoing = np.repeat(np.array([10 * comm.rank + to for to in ranks], dtype), counts)
+    received = np.full(sum(counts), np.nan, dtype)
+    comm.trade(outgoing, counts, received, counts)
+    expected = np.repeat(np.array([10 * sender + comm.rank for sender in ranks], dtype), counts)
+    np.testing.assert_array_equal(received, expected)
 
 
 def test_one_process_keeps_the_contract():

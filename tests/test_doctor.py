@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed.communicator import SerialCommunicator
+from hpcfed.cuda_aware import SWITCH, Answer
 from hpcfed.doctor import Examination, node, system, world
 from hpcfed.doctor.findings import Finding, attempt, merge, report
 from hpcfed.doctor.system import Library
@@ -307,6 +308,31 @@ def test_ranks_of_different_versions_are_a_problem():
     assert marks(findings, "versions") == ["!!"]
 
 
+@pytest.mark.parametrize(
+    ("answers", "gpus", "mark", "words", "remedy"),
+    [
+        ((True, True), ("0", "1"), "ok", "MPI is (asked): sums go from GPU to GPU;", ""),
+        ((True, True), ("0", ""), "ok", "MPI is (asked): sums go from GPU to GPU if every rank has one;", ""),
+        ((True, False), ("0", "1"), "--", "MPI is not (asked): sums of GPUs go by way of the host", f"{SWITCH}=1"),
+        ((False, False), ("", ""), "--", "MPI is not (asked): sums of GPUs go by way of the host", ""),
+    ],
+)
+def test_whether_mpi_takes_what_lies_on_gpus(answers, gpus, mark, words, remedy):
+    ranks = [rank(cuda_aware=Answer(yes, "asked"), gpu=gpu) for yes, gpu in zip(answers, gpus, strict=True)]
+    (finding,) = [each for each in attempt(world.mpi_library, World(ranks, {})) if each.what == "CUDA-aware"]
+    assert (finding.mark, finding.found[: len(words)]) == (mark, words)
+    assert remedy in finding.remedy
+    assert bool(remedy) == bool(finding.remedy)
+
+
+def test_a_library_that_breaks_when_it_is_asked_takes_nothing():
+    class Broken(SerialCommunicator):
+        def cuda_aware(self) -> Answer:
+            raise OSError("gone")
+
+    assert world.tell(Broken()).cuda_aware == Answer(False, "OSError: gone")
+
+
 @pytest.mark.parametrize(("threads", "mark"), [("1", "ok"), ("64", "!!")])
 def test_too_many_threads_are_a_problem(monkeypatch, threads, mark):
     def missing() -> list[dict[str, object]]:
@@ -355,4 +381,5 @@ def test_command_on_two_ranks_prints_one_report(mpirun):
     assert f"Open MPI v{mpi_version()}" in done.out
     assert re.search(r"^ok {2}ranks +2 on 1 node: \S+ 2$", done.out, re.MULTILINE)
     assert re.search(r"^ok {2}Allreduce +right on all ranks", done.out, re.MULTILINE)
+    assert re.search(r"^.. {2}CUDA-aware +MPI is ", done.out, re.MULTILINE)
     assert "check failed" not in done.out

@@ -22,6 +22,7 @@ import numpy as np
 
 from hpcfed import __version__, devices, environment
 from hpcfed.communicator import Communicator
+from hpcfed.cuda_aware import SWITCH, Answer
 from hpcfed.doctor.findings import Finding
 from hpcfed.doctor.system import (
     MEBI,
@@ -46,7 +47,8 @@ class Rank:
 
     ``cores`` is its core mask, ``resident`` its memory in bytes, ``mpi`` None without MPI, ``seconds`` the time of
     an Allreduce of 1 MiB and ``right`` whether that gave the right sum. ``gpu`` is the one that its clients would
-    compute on, ``gpus`` how many its node has, ``transport`` what was set of the way that its messages go.
+    compute on, ``gpus`` how many its node has, ``transport`` what was set of the way that its messages go,
+    ``cuda_aware`` whether MPI takes what lies on GPUs.
     """
 
     host: str
@@ -61,6 +63,7 @@ class Rank:
     gpu: str = ""
     gpus: int = 0
     transport: str = ""
+    cuda_aware: Answer = Answer(False, "")
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,15 @@ def tell(communicator: Communicator) -> Rank:
         gpu=_gpu(communicator.local_rank),
         gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
         transport=" ".join(os.environ[name] for name in TRANSPORT if name in os.environ),
+        cuda_aware=_cuda_aware(communicator),
     )
+
+
+def _cuda_aware(communicator: Communicator) -> Answer:
+    try:
+        return communicator.cuda_aware()
+    except Exception as error:
+        return Answer(False, f"{type(error).__name__}: {error}")
 
 
 def _gpu(local_rank: int) -> str:
@@ -130,10 +141,26 @@ def mpi_library(world: World) -> Iterator[Finding]:
     number = re.search(r"\d+", library.version)
     if library.family == "Open MPI" and number and int(number[0]) >= 5:
         yield Finding("ok", "lost ranks", "the others can go on: hpcfed launch --on-failure takeover COMMAND")
+    if not world.serial:
+        yield from _gpu_messages(world)
     root = os.geteuid() == 0 and world.serial and library.family == "Open MPI"
     if root and not {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= os.environ.keys():
         remedy = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
         yield Finding("!!", "root", "Open MPI's mpirun refuses to start anything as root", remedy)
+
+
+def _gpu_messages(world: World) -> Iterator[Finding]:
+    """The way that tensors go: from GPU to GPU where every rank has one and a library that is fit for it."""
+    answers = [rank.cuda_aware for rank in world.ranks]
+    reasons = ", ".join(sorted({answer.reason for answer in answers}))
+    gpus = [rank.gpu for rank in world.ranks]
+    if all(answer.yes for answer in answers):
+        when = "" if all(gpus) else " if every rank has one"
+        text = f"MPI is ({reasons}): sums go from GPU to GPU{when}; {SWITCH}=0 makes them go by way of the host"
+        yield Finding("ok", "CUDA-aware", text)
+    else:
+        remedy = f"if you know that it is: export {SWITCH}=1" if any(gpus) else ""
+        yield Finding("--", "CUDA-aware", f"MPI is not ({reasons}): sums of GPUs go by way of the host", remedy)
 
 
 def _launchers(library: Library) -> Iterator[Finding]:
