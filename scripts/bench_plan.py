@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Plans against runs: seconds a round, bytes a round and memory a rank of `hpcfed plan`, over what a run measures.
 
-    python scripts/bench_plan.py [--ranks 1,2,4,8,17] [--rounds 30] [--only ct]
+    python scripts/bench_plan.py [--ranks 1,2,4,8,17] [--rounds 30] [--only ct] [--hosts n1,n2]
 
-The machine is measured with as many ranks as a case has, then the case is planned, then run; waiting ranks yield. All
+The machine is measured with as many ranks as a case has, then the case is planned, then run; waiting ranks yield. With
+hosts the ranks are spread over them, which mpirun must be able to reach (PRTE_MCA_plm_ssh_agent names another ssh). All
 seconds are those of the fastest round, without metrics, since what others do on the machine only adds to them. Where
 they never cease, `cpu` tells more: the processor seconds a round of all ranks together, over the cores in use.
 """
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2,4,8,17", help="numbers of ranks, comma-separated")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--only", default="", help="the case of this name")
+    parser.add_argument("--hosts", default="", help="nodes to spread the ranks over, comma-separated")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.folder:
@@ -65,13 +67,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for ranks in map(int, options.ranks.split(",")):
             profile = Path(folder, f"profile-{ranks}.json")
-            start(ranks, "-m", "hpcfed", "doctor", "--measure", "--out", str(profile))
+            hosts = [host for host in options.hosts.split(",") if host]
+            start(ranks, hosts, "-m", "hpcfed", "doctor", "--measure", "--out", str(profile))
             for name, words in cases.items():
                 line = [*words.split(), "--ranks", str(ranks), "--profile", str(profile), "--json"]
-                planned = json.loads(start(1, "-m", "hpcfed", "plan", *line))
+                line += ["--nodes", str(len(hosts) or 1)]
+                planned = json.loads(start(1, [], "-m", "hpcfed", "plan", *line))
                 place = RunFolder(Path(folder, f"{name}-{ranks}"))
                 words = ["--only", name, "--rounds", str(options.rounds), "--folder", str(place.path)]
-                wall, cpu, up, down, memory = json.loads(start(ranks, __file__, *words).splitlines()[-1])
+                wall, cpu, up, down, memory = json.loads(start(ranks, hosts, __file__, *words).splitlines()[-1])
                 seconds = planned["seconds"]
                 times = f"{ranks:10}" + "".join(f"{1e3 * each:7.2f} ms" for each in (seconds, wall, cpu))
                 sizes = (planned["bytes_up"] / up, planned["bytes_down"] / down, planned["memory"] / memory)
@@ -79,14 +83,20 @@ def main() -> None:
                 print(f"{name:14}{times}" + "".join(f"{ratio:10.2f}" for ratio in ratios), flush=True)
 
 
-def start(ranks: int, *words: str) -> str:
+def start(ranks: int, hosts: list[str], *words: str) -> str:
     """What Python prints, on so many ranks."""
-    command = [sys.executable, *words]
-    if ranks > 1:
-        command = [str(Path(sys.executable).parent / "mpirun"), "--oversubscribe", "-n", str(ranks), *command]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     binding = {"PRTE_MCA_hwloc_default_binding_policy": "none", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    done = subprocess.run(command, env={**os.environ, **root, **binding}, capture_output=True, text=True)
+    variables = {**os.environ, **root, **binding}
+    command = [sys.executable, *words]
+    if ranks > 1:
+        places = ["--oversubscribe"]
+        if hosts:
+            variables.pop("PRTE_MCA_rmaps_default_mapping_policy", None)  # it would put all ranks on the first host
+            places = ["--host", ",".join(f"{host}:{-(-ranks // len(hosts))}" for host in hosts)]
+            places += [word for name in variables if name.startswith(("OMPI_MCA", "OMP_")) for word in ("-x", name)]
+        command = [str(Path(sys.executable).parent / "mpirun"), *places, "-n", str(ranks), *command]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
     return done.stdout

@@ -64,7 +64,7 @@ def measure(communicator: Communicator) -> Profile:
     if within is not None and turns > 1:
         steps = max(1, Layout(1, crowd).crowd.bit_length())
         small = next(timing.seconds for timing in timings if timing.what == "Allreduce")
-        crowding = max(1.0, small / steps / (within.latency * turns))
+        crowding = small / steps / (within.latency * turns)
     source = np.ones(COPIED // 8)
     target = np.empty_like(source)
     copying = _time(communicator, lambda: np.copyto(target, source), 5)
