@@ -26,8 +26,8 @@ import numpy as np  # noqa: E402
 from hpcfed import registry  # noqa: E402
 from hpcfed.algorithms.mfcgd import Mfcgd  # noqa: E402
 from hpcfed.capabilities import Compositional  # noqa: E402
-from hpcfed.communicator import MpiCommunicator  # noqa: E402
 from hpcfed.federation import Federation  # noqa: E402
+from hpcfed.mpi_communicator import MpiCommunicator  # noqa: E402
 from hpcfed.streams import Streams  # noqa: E402
 from hpcfed.workloads.robust import Robust  # noqa: E402
 

@@ -24,11 +24,11 @@ environment.return_freed_memory()  # as in a run
 
 import numpy as np  # noqa: E402
 
-from hpcfed.communicator import MpiCommunicator  # noqa: E402
 from hpcfed.compressors.grid import Grid  # noqa: E402
 from hpcfed.compressors.qsgd import Qsgd  # noqa: E402
 from hpcfed.compressors.raw import load_kernel  # noqa: E402
 from hpcfed.federation import Federation, PerClient  # noqa: E402
+from hpcfed.mpi_communicator import MpiCommunicator  # noqa: E402
 
 BLOCK = "65536"
 

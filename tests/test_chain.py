@@ -19,8 +19,9 @@ from test_exchange import CLIENTS, COHORTS, arrays, exact_mean, send, serial
 from test_shared_memory import WEIGHTS, digest, shrink
 
 from hpcfed import chain, routes, shared_memory
-from hpcfed.communicator import MpiCommunicator, SerialCommunicator
+from hpcfed.communicator import SerialCommunicator
 from hpcfed.compressors import raw
+from hpcfed.mpi_communicator import MpiCommunicator
 from hpcfed.routes import Routes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")

@@ -19,9 +19,10 @@ import pytest
 from conftest import finish, mpi_command, start
 
 from hpcfed import shared_memory
-from hpcfed.communicator import MpiCommunicator, SerialCommunicator, connect
+from hpcfed.communicator import SerialCommunicator, connect
 from hpcfed.environment import launched_ranks
 from hpcfed.errors import ConfigError
+from hpcfed.mpi_communicator import MpiCommunicator
 
 
 class Board:

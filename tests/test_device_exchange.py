@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from test_communicator import on_ranks
 
 from hpcfed import cuda_aware, device_exchange, devices, runner
-from hpcfed.communicator import MpiCommunicator, SerialCommunicator
+from hpcfed.communicator import SerialCommunicator
 from hpcfed.compressors.qsgd import Qsgd
 from hpcfed.cuda_aware import SWITCH, ask
 from hpcfed.devices import Device
 from hpcfed.federation import Federation
 from hpcfed.ledger import TRAFFIC, Ledger
+from hpcfed.mpi_communicator import MpiCommunicator
 from hpcfed.streams import Streams
 
 torch = pytest.importorskip("torch")

@@ -20,9 +20,10 @@ from test_communicator import on_ranks
 from test_exchange import CLIENTS, COHORTS, arrays, exact_mean, send, serial
 
 from hpcfed import chain, exchange, shared_memory
-from hpcfed.communicator import MpiCommunicator, SerialCommunicator
+from hpcfed.communicator import SerialCommunicator
 from hpcfed.compressors.grid import Grid
 from hpcfed.compressors.qsgd import Qsgd
+from hpcfed.mpi_communicator import MpiCommunicator
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
 
