@@ -1,28 +1,30 @@
 """Ranks that are lost while the others go on: what MPI tells of them, and what must be done at once.
 
 Only Open MPI, from version 5 on and started with ``mpirun --with-ft ulfm``, lets ranks outlive one another (User-Level
-Failure Mitigation, Bland et al. 2013). What is needed of mpi4py is handed in by `hpcfed.communicator`.
+Failure Mitigation, Bland et al. 2013). What is needed of mpi4py is handed in by `hpcfed.mpi_communicator`.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
-import threading
+import subprocess
+import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from hpcfed import sentinel
 from hpcfed.errors import RankLostError
+
+logger = logging.getLogger(__name__)
 
 SWITCH = "OMPI_MCA_mpi_ft_enable"  # which mpirun --with-ft ulfm sets
 # For so long a rank that meets another error looks whether the loss of a rank explains it.
 PATIENCE_SECONDS = 2.0
-# A rank that is found stopped at so many looks in a row is taken for lost.
-LOOKS, LOOK_SECONDS = 5, 1.0
 
 
 def tolerated(environment: Mapping[str, str]) -> bool:
@@ -130,7 +132,7 @@ class Watched:
 
 
 class Neighbours:
-    """The job's other processes that this one can end: those on its machine and in its name space.
+    """The processes of the job that this one can end: those on its machine and in its name space.
 
     They are held by file descriptors, so that a number which another process has got since ends nobody.
 
@@ -143,13 +145,12 @@ class Neighbours:
     def __init__(self, own: int, told: Sequence[tuple[str, int]]) -> None:
         self._files: dict[int, tuple[int, int]] = {}  # rank -> descriptor, number
         here, _ = told[own]
-        for rank in itertools.chain(range(own + 1, len(told)), range(own)):  # the next one first
+        for rank in itertools.chain(range(own + 1, len(told)), range(own + 1)):  # the next one first, this one last
             where, number = told[rank]
             if where and where == here:
                 with suppress(OSError, AttributeError):  # of old systems, which have no such descriptors
                     self._files[rank] = os.pidfd_open(number), number
-        self._looks: Counter[int] = Counter()
-        self._watching: threading.Thread | None = None
+        self._sentinel: subprocess.Popen[bytes] | None = None
 
     def end(self, rank: int) -> None:
         """End the process, if it is in sight and still there."""
@@ -158,42 +159,24 @@ class Neighbours:
                 signal.pidfd_send_signal(self._files[rank][0], signal.SIGKILL)
 
     def watch(self) -> None:
-        """From now on, end processes that somebody has stopped (SIGSTOP): MPI would wait for them for ever.
-
-        Open MPI has a detector, too, whose thread, if it is to notice a rank while others compute, makes one start in
-        a hundred crash. Where all are stopped, as when a queue suspends a job, nobody is there to end them.
-        """
-        if self._watching is None and self._files:
-            self._watching = threading.Thread(target=self._watch, name="neighbours", daemon=True)
-            self._watching.start()
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(LOOK_SECONDS)
-            self._look()
-
-    def _look(self) -> None:
-        """Look after the next one: if that is stopped or gone, after the one behind it, too, and so on."""
-        for rank, (file, number) in self._files.items():
-            state = _state(file, number)
-            if state == "T":
-                self._looks[rank] += 1
-                if self._looks[rank] >= LOOKS:
-                    self.end(rank)
-            else:
-                self._looks[rank] = 0
-                if state:
-                    return
-
-
-def _state(file: int, number: int) -> str:
-    """The state of a process as Linux writes it, T if it is stopped; empty if it has ended."""
-    try:
-        signal.pidfd_send_signal(file, 0)
-        with open(f"/proc/{number}/stat", encoding="ascii", errors="replace") as stat:
-            return stat.read().rpartition(") ")[2][:1].replace("Z", "")
-    except OSError:
-        return ""
+        """From now on, end those that somebody has stopped: see `hpcfed.sentinel`."""
+        if self._sentinel is not None or not self._files:
+            return
+        watched = [f"{file}:{number}" for file, number in self._files.values()]
+        # What asks a group of processes to end, or to write a checkpoint, is for the rank: the sentinel ends with it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGTSTP})
+        try:
+            self._sentinel = subprocess.Popen(
+                [sys.executable, "-I", "-S", sentinel.__file__, *watched],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # whoever reads the rank's must not wait for this one
+                stderr=subprocess.DEVNULL,
+                pass_fds=[file for file, _ in self._files.values()],
+            )
+        except OSError as error:
+            logger.warning("ranks that somebody stops are not ended (%s): the others would wait for them", error)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _process() -> tuple[str, int]:

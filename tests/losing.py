@@ -2,7 +2,8 @@
 
 ``build``, ``init``, ``round:N`` (before round N), ``sent:N`` (its mean is
 known), ``recording:N``, ``writing:N`` (its files of the checkpoint of round N are written), ``completing:N`` (rank 0 is
-about to give that checkpoint its name), ``result`` (rank 0 is about to write the result).
+about to give that checkpoint its name), ``result`` (rank 0 is about to write the result). With ``HPCFED_TEST_ALONE`` no
+rank sees another's process, as if each were on a node of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import toy
 
-from hpcfed import checkpoint, result
+from hpcfed import checkpoint, faults, result
 from hpcfed.options import option
 
 _DEATHS = os.environ.get("HPCFED_TEST_LOSE", "").split()
@@ -48,6 +49,18 @@ if _DEATHS:
     )
     checkpoint.os.replace = _dying(os.replace, lambda _, final: f"completing:{str(final)[-1:]}")
     result.write = _dying(result.write, lambda *_: "result")
+
+
+def _alone(watch: Any) -> Any:
+    def replaced(neighbours: Any) -> None:
+        neighbours._files = {int(_RANK): neighbours._files[int(_RANK)]}
+        watch(neighbours)
+
+    return replaced
+
+
+if "HPCFED_TEST_ALONE" in os.environ:
+    faults.Neighbours.watch = _alone(faults.Neighbours.watch)
 
 
 @dataclass(frozen=True)

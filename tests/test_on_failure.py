@@ -94,11 +94,12 @@ def test_clients_of_lost_ranks_are_taken_over(tmp_path, undisturbed, method, dea
 
 
 @pytest.mark.mpi
-def test_a_rank_that_somebody_has_stopped_is_taken_for_lost(tmp_path, undisturbed):
+@pytest.mark.parametrize("environment", [{}, {"HPCFED_TEST_ALONE": "1"}], ids=["together", "alone"])
+def test_a_rank_that_somebody_has_stopped_is_taken_for_lost(tmp_path, undisturbed, environment):
     """It cannot wake up later: it is ended, and so mpirun, which would wait for it, ends, too."""
     folder = tmp_path / "run"
     launch = [*SERIAL, "launch", "-n", "3", "--on-failure", "takeover", *LOSING, *METHODS["stateless"]]
-    done = run(folder, launch, "0@round:4", HPCFED_TEST_SIGNAL="SIGSTOP")
+    done = run(folder, launch, "0@round:4", HPCFED_TEST_SIGNAL="SIGSTOP", **environment)
     assert done.status == 0
     assert "--with-ft ulfm" in done.err
     whole = undisturbed["stateless"]
