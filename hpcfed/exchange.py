@@ -197,7 +197,7 @@ class _Travel:
         for first in range(0, self.size, step):
             last = min(first + step, self.size)
             own = self._segments(first, last)
-            sizes = communicator.gather([part.size for part in own])
+            sizes = _sizes(communicator, own, [len(_pieces(first, last)) * count for count in self.counts])
             received = _gathered(communicator, own, [sum(each) for each in sizes])
             self._add_up(received, sizes, first, last, result[first:last])
             self.received += sum(part.size for part in received)
@@ -257,7 +257,8 @@ class _Travel:
             pieces.append(message.segment(0, message.levels.size))
             # Each part counts where it is made; the sum over ranks is the mean's.
             self.parcel.ledger.send(paper_bits_down=round(self.parcel.broadcast * message.paper_bits))
-        sizes = communicator.gather([piece.size for piece in pieces])
+        parts = [len(range(first, last, part)) for first, last in itertools.pairwise(cuts)]
+        sizes = _sizes(communicator, pieces, parts)
         received = _gathered(communicator, pieces, [sum(each) for each in sizes])
         for (first, last), segments, lengths in zip(itertools.pairwise(cuts), received, sizes, strict=True):
             place = 0
@@ -285,6 +286,13 @@ def _pieces(start: int, stop: int) -> list[tuple[int, int]]:
     """``[start, stop)`` cut into pieces of `ELEMENTS_A_PIECE`; one piece if it is empty."""
     borders = range(start, max(stop, start + 1), ELEMENTS_A_PIECE)
     return [(first, min(first + ELEMENTS_A_PIECE, stop)) for first in borders]
+
+
+def _sizes(communicator: Communicator, own: Sequence[Array], counts: Sequence[int]) -> list[list[int]]:
+    """The bytes of each rank's segments, of which rank r has ``counts[r]``."""
+    out = np.empty(sum(counts), np.int64)
+    communicator.join(np.array([segment.size for segment in own], np.int64), counts, out)
+    return [each.tolist() for each in np.split(out, np.cumsum(counts)[:-1])]
 
 
 def _gathered(communicator: Communicator, own: Sequence[Array], lengths: Sequence[int]) -> list[Array]:

@@ -14,7 +14,7 @@ import toy
 
 from hpcfed import config, environment, exchange
 from hpcfed.communicator import SerialCommunicator
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, DivergedError
 from hpcfed.federation import Federation
 from hpcfed.planning import measure, plan, profile, rehearsal
 from hpcfed.planning.network import LARGE, Call, Layout, Network
@@ -209,9 +209,10 @@ def test_bytes_are_those_that_a_run_counts(words, hpcfed, tmp_path):
     ],
     ids=str,
 )
-def test_whatever_travels_can_be_rehearsed(words):
-    made = plan.make(assembled(clients=8, **words), 2, 4, MACHINE)
-    assert plan.make(assembled(clients=8, **words), 1, 4, MACHINE).network < made.network
+@pytest.mark.parametrize("clients", [8, 11], ids=["equal", "unequal"])
+def test_whatever_travels_can_be_rehearsed(words, clients):
+    made = plan.make(assembled(clients=clients, **words), 2, 4, MACHINE)
+    assert plan.make(assembled(clients=clients, **words), 1, 4, MACHINE).network < made.network
     assert made.bytes_up > 0
     assert made.bytes_down > 0
 
@@ -257,6 +258,25 @@ def test_more_memory_than_there_is_stands_out():
     made = plan.assess(assembled(clients=4), Layout(1, 4), MACHINE, [rehearsed(held=MACHINE.memory)])
     assert "TOO MUCH" in plan.table(made)
     assert "TOO MUCH" not in plan.table(plan.assess(assembled(clients=4), Layout(1, 4), MACHINE, [rehearsed()]))
+
+
+def test_a_rehearsal_that_diverges_tells_what_it_has_seen(monkeypatch):
+    """Two rounds are enough; what is made up has no minimum that it must approach."""
+    rounds = []
+
+    def diverges(self, state, fed):
+        rounds.append(fed.round)
+        if len(rounds) == last:
+            raise DivergedError("infinite")
+        return state
+
+    monkeypatch.setattr(type(assembled().algorithm.options), "round", diverges)
+    last = rehearsal.ROUNDS[0] + 1
+    assert rehearsal.rehearse(assembled(), Layout(1, 2), 1).clients >= 0
+    last = rehearsal.ROUNDS[0]
+    rounds.clear()
+    with pytest.raises(DivergedError, match="infinite"):
+        rehearsal.rehearse(assembled(), Layout(1, 2), 1)
 
 
 @pytest.mark.parametrize(("nodes", "ranks", "what"), [(1, 6, "6 ranks for --clients 5"), (4, 3, "--nodes 4")])

@@ -30,7 +30,7 @@ from hpcfed import devices, environment
 from hpcfed.communicator import Bytes, SerialCommunicator
 from hpcfed.config import RunConfig
 from hpcfed.doctor.system import proc_size
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, DivergedError
 from hpcfed.federation import Federation, PerClient
 from hpcfed.feedback import ErrorFeedback
 from hpcfed.planning.network import Call, Layout
@@ -127,7 +127,8 @@ class Stage(SerialCommunicator):
     def join(self, segment: NDArray[Any], lengths: Sequence[int], out: NDArray[Any]) -> None:
         with self.tape.making_up():
             self._note("join", sum(lengths) * out.itemsize)
-            out[:] = np.resize(segment, out.size)
+            for place in np.split(out, np.cumsum(lengths)[:-1]):
+                place[:] = np.resize(segment, place.size)
 
     def maximum(self, array: NDArray[Any]) -> NDArray[Any]:
         return self.sum(array)
@@ -307,17 +308,24 @@ def _play(config: RunConfig, layout: Layout, built: int, link_speed: float | Non
     tape.acting = True
     best, spent, number = (math.inf, math.inf), 0.0, 0
     traffic: dict[str, int] = {}
+    calls: tuple[Call, ...] = ()
     while number < ROUNDS[0] or (number < ROUNDS[1] and spent < ENOUGH):
         number += 1
         tape.clear()
         before = dict(fed.ledger.traffic)
         start = tape.clock()
-        state = algorithm.round(state, fed.at(number))
+        try:
+            state = algorithm.round(state, fed.at(number))
+        except DivergedError:
+            if number <= ROUNDS[0]:
+                raise
+            break  # what one client says, as if all were like it, may lead away from any minimum
         elapsed = tape.clock() - start
         spent += elapsed
         best = min(best, (tape.clients, elapsed - tape.mapping - tape.made_up), key=sum)
         traffic = {name: amount - before[name] for name, amount in fed.ledger.traffic.items()}
-    return Rehearsed(*best, tuple(tape.calls), traffic, tape.messages)
+        calls = tuple(tape.calls)
+    return Rehearsed(*best, calls, traffic, tape.messages)
 
 
 def _clock(device: devices.Device) -> Callable[[], float]:
