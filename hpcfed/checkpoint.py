@@ -215,17 +215,21 @@ def _load(path: Path, state_type: type, fed: Federation) -> Checkpoint:
         if file.attrs.get("format") not in (FORMAT, FORMAT_ABSENT):
             raise CheckpointError(
                 f"checkpoint {path} has format {file.attrs.get('format')}, this hpcfed reads {FORMAT} and "
-                f"{FORMAT_ABSENT}"
+                f"{FORMAT_ABSENT}: go on with the hpcfed that wrote it"
             )
         if file.attrs["num_clients"] != fed.num_clients:
             raise CheckpointError(
-                f"checkpoint {path} is of {file.attrs['num_clients']} clients, the run of {fed.num_clients}"
+                f"checkpoint {path} is of {file.attrs['num_clients']} clients, the run of {fed.num_clients}: "
+                "restore clients in its config.toml, or start another run"
             )
         opened = [_open(part) for part in sorted(path.glob("clients-*.h5"))]
         try:
             state = state_hdf5.read(file, "state", state_type, opened, fed.local, fed.device)
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"checkpoint {path} does not hold a {state_type.__name__}: {error}") from error
+            raise CheckpointError(
+                f"checkpoint {path} does not hold a {state_type.__name__}: {error}: go on with the "
+                "method and the hpcfed that wrote it"
+            ) from error
         finally:
             for other in opened:
                 other.close()

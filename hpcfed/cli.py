@@ -80,6 +80,7 @@ def main(tuned: Mapping[str, str], args: list[str]) -> NoReturn:
         status = _explain(error) if world.rank == 0 or not everywhere else getattr(error, "status", 1)
         _flush()
         if world.size > 1 and not everywhere:
+            tell_status(status)
             world.abort(status)
     _flush()
     if world.rank == 0:
@@ -160,6 +161,10 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, HpcfedError):
         click.echo(f"hpcfed: {error}{place}", err=True)
         return error.status
+    if isinstance(error, MemoryError):
+        remedy = "make the problem smaller, or start fewer ranks on a node"
+        click.echo(f"hpcfed: the memory does not suffice: {error or 'no more of it'}{place}: {remedy}", err=True)
+        return 1
     if os.environ.get("HPCFED_TRACEBACK"):
         traceback.print_exception(error)
     line = f" at {errors.place(error)}" if errors.place(error) else ""
@@ -198,7 +203,7 @@ class Commands(click.Group):
         if name in registry.WORKLOADS or ":" in name:
             return name, _workload_command(name, rest), rest
         if name == "run" and rest and not rest[0].startswith("-"):
-            return name, _run_command(rest), rest
+            return name, flags.file_command(rest, _start), rest
         return super().resolve_command(ctx, args)
 
 
@@ -225,27 +230,6 @@ def _workload_command(name: str, args: list[str]) -> click.Command:
     if name == "private":
         command.epilog = "See also: hpcfed private budget --help, hpcfed private audit --help."
     return command
-
-
-def _run_command(args: list[str]) -> click.Command:
-    """``hpcfed run FILE``, with the options of the workload that the file names."""
-    path = Path(args[0])
-    file = config.read_toml(path)
-    table = file.get("workload")
-    name = table.get("name") if isinstance(table, Mapping) else None
-    if not isinstance(name, str):
-        raise ConfigError(
-            f"{path}: a configuration needs [workload] with name = one of {', '.join(registry.WORKLOADS)}"
-        )
-
-    def action(file_name: str, **given: Any) -> None:
-        _start(config.assemble({"workload": name, **given}, file, str(path)))
-
-    argument = click.Argument(["file_name"], metavar="FILE")
-    tables = {section: file.get(section) for section in ("algorithm", "compressor")}
-    names = {section: table.get("name") for section, table in tables.items() if isinstance(table, Mapping)}
-    named = {section: name for section, name in names.items() if isinstance(name, str)}
-    return flags.workload_command(name, args, action, params=[argument], named=named)
 
 
 def _start(configuration: config.RunConfig) -> None:
@@ -333,6 +317,7 @@ def resume(directory: str, rounds: int | None, on_failure: str | None, groups: i
         raise ConfigError(
             f"{folder.path} is finished, but its checkpoints are gone: hpcfed run {folder.config} starts it again"
         )
+    folder.refuse_read_only()
     if newest is None:
         logger.warning("%s has no checkpoint yet: starting from the beginning", folder.path)
     session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]]), newest))

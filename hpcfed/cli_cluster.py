@@ -7,12 +7,16 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from hpcfed.environment import launched_ranks, usable_cores
 from hpcfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpcfed.cluster.batch import BatchJob
+    from hpcfed.config import RunConfig
 
 # The words of the command that is started follow; what is not ours is its own.
 _PASSES_ON = {"ignore_unknown_options": True}
@@ -89,17 +93,15 @@ def submit(words: Sequence[str], dry_run: bool, **given: Any) -> None:
     from hpcfed.cluster import batch
 
     _refuse_ranks("submit")
-    clients = _clients(words)
-    job = batch.BatchJob(
-        words=list(words),
-        tasks=given.pop("tasks") or (1 if given["array"] else clients),
-        name=given.pop("job_name"),
-        **given,
-    )
+    tasks = _tasks(words, given.pop("tasks") or (1 if given["array"] else None))
+    job = batch.BatchJob(words=list(words), tasks=tasks, name=given.pop("job_name"), **given)
+    _refuse_used(job)
     script = job.script(shlex.join(["hpcfed", *(word for word in sys.argv[1:] if word != "--dry-run")]))
     if dry_run:
         click.echo(script, nl=False)
         return
+    if not os.access(os.getcwd(), os.W_OK):
+        raise ConfigError(f"{os.getcwd()} cannot be written, and the job's log goes there: submit from another folder")
     # The job's shell finds the hpcfed that submitted it.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     number = batch.submit(script)
@@ -123,32 +125,75 @@ def _refuse_ranks(command: str) -> None:
         raise ConfigError(f"hpcfed {command} starts ranks itself: leave out mpirun or srun before it").on_all_ranks()
 
 
-def _clients(words: Sequence[str]) -> int:
-    """How many ranks a command can use; its options are read, so that a mistake shows now."""
-    from hpcfed import comparison, config, flags, registry, sweep
+def _tasks(words: Sequence[str], asked: int | None) -> int:
+    """How many ranks a command gets; its options are read, so that a mistake shows now.
+
+    Raises
+    ------
+    ConfigError
+        If the command is none for SLURM, or cannot run on so many ranks.
+    """
+    from hpcfed import config
     from hpcfed.cluster import batch
 
-    name = words[0]
-    if name in batch.SHORT:
-        return 1
-    if name in batch.STUDIES:
-        study = {"sweep": sweep, "compare": comparison}[name]
-        study.read(Path(words[1] if len(words) > 1 else ""), Path())
-        return usable_cores()
-    if name in ("run", "resume"):
-        path = Path(words[1] if len(words) > 1 else "")
-        file = config.read_toml(path / "config.toml" if name == "resume" else path)
-        return _of(config.assemble({}, file, str(path)))
-    if name not in registry.WORKLOADS and ":" not in name:
-        raise ConfigError(f"{name} cannot be submitted: give a workload, run, resume, sweep, compare or plot")
-    found: list[int] = []
-    command = flags.workload_command(
-        name, list(words[1:]), lambda **given: found.append(_of(config.assemble({"workload": name, **given})))
-    )
-    command.main(list(words[1:]), prog_name=f"hpcfed {name}", standalone_mode=False)
+    if words[0] in batch.SHORT:
+        _parsed(words)
+        return asked or 1
+    configuration = _configuration(words)
+    if configuration is None:
+        return asked or usable_cores()
+    tasks = asked or configuration.workload.options.clients
+    config.refuse_ranks(configuration, tasks, tolerant=True)
+    return tasks
+
+
+def _configuration(words: Sequence[str]) -> RunConfig | None:
+    """What a command will run, None for a sweep or a comparison, which is read."""
+    from hpcfed import cli_studies, comparison, config, flags, registry, run_folder, sweep
+
+    name, rest = words[0], list(words[1:])
+    if name == "sweep":
+        sweep.read(Path(_parsed(words)["file"]), Path())
+        return None
+    if name == "compare":
+        comparison.read(Path(_parsed(words)["file"]), Path())
+        return None
+    if name == "resume":
+        directory = _parsed(words)["directory"]
+        if cli_studies.found(directory) is not None:
+            return None
+        path = run_folder.open_existing(directory).config
+        return config.assemble({}, config.read_toml(path), str(path))
+    found: list[RunConfig] = []
+    if name == "run" and rest:
+        command = flags.file_command(rest, found.append)
+    elif name in registry.WORKLOADS or ":" in name:
+        command = flags.workload_command(
+            name, rest, lambda **given: found.append(config.assemble({"workload": name, **given}))
+        )
+    else:
+        raise ConfigError(f"{name} cannot be submitted: give a workload, run FILE, resume, sweep, compare or plot")
+    command.main(rest, prog_name=f"hpcfed {name}", standalone_mode=False)
     return found[0]
 
 
-def _of(configuration: Any) -> int:
-    clients: int = configuration.workload.options.clients
-    return clients
+def _parsed(words: Sequence[str]) -> dict[str, Any]:
+    """The options of one of the fixed commands, by name."""
+    top = click.get_current_context().find_root()
+    command = cast(click.Group, top.command).get_command(top, words[0])
+    assert command is not None, words
+    with command.make_context(words[0], list(words[1:]), parent=top) as context:
+        return context.params
+
+
+def _refuse_used(job: BatchJob) -> None:
+    """A job goes on with what it finds in its folder, which another run must not have left there.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if job.makes_a_run and job.out is not None and (Path(job.out) / "config.toml").exists():
+        raise ConfigError(
+            f"--out {job.out} holds a run already: choose another folder, or go on with hpcfed submit resume {job.out}"
+        )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcfed.cluster.outcome import tell_folder
 from hpcfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def found(directory: str) -> Study | None:
 def carry_out(study: Study, groups: int | None, part: tuple[int, int] = (1, 1)) -> None:
     """Do the runs that are left; then keep, draw and tabulate what came out."""
     session: Session = click.get_current_context().obj
+    tell_folder(study.folder)
     session.start(study.prepare(shlex.join(["hpcfed", *sys.argv[1:]]), session.communicator.size, groups, part))
     study.keep()
     if all(row["status"] != "pending" for row in study.rows()):

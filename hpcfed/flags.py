@@ -6,12 +6,14 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import click
 
 from hpcfed import config, registry
+from hpcfed.errors import ConfigError
 
 
 class GroupedCommand(click.Command):
@@ -97,6 +99,32 @@ def workload_command(
         help=_paragraphs(workload_class),
         short_help=_paragraphs(workload_class).split(".")[0] + ".",
     )
+
+
+def file_command(args: list[str], action: Callable[[config.RunConfig], Any]) -> click.Command:
+    """The command that runs a configuration file, the first of ``args``, with the options of the workload it names.
+
+    Parameters
+    ----------
+    action : called with the configuration.
+    """
+    path = Path(args[0])
+    file = config.read_toml(path)
+    table = file.get("workload")
+    name = table.get("name") if isinstance(table, Mapping) else None
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{path}: a configuration needs [workload] with name = one of {', '.join(registry.WORKLOADS)}"
+        )
+
+    def assembled(file_name: str, **given: Any) -> Any:
+        return action(config.assemble({"workload": name, **given}, file, str(path)))
+
+    argument = click.Argument(["file_name"], metavar="FILE")
+    tables = {section: file.get(section) for section in ("algorithm", "compressor")}
+    names = {section: table.get("name") for section, table in tables.items() if isinstance(table, Mapping)}
+    named = {section: name for section, name in names.items() if isinstance(name, str)}
+    return workload_command(name, args, assembled, params=[argument], named=named)
 
 
 def _option(

@@ -93,6 +93,19 @@ class RunFolder:
         """Write ``config.toml``, all or nothing."""
         _replace(self.config, text)
 
+    def refuse_read_only(self) -> None:
+        """Refuse a folder in which nothing can be written.
+
+        Raises
+        ------
+        ConfigError
+        """
+        for path in (self.path, self.checkpoints):
+            if path.exists() and not os.access(path, os.W_OK):
+                raise ConfigError(
+                    f"run folder {path} cannot be written: allow it, or go on with a copy elsewhere (cp -r)"
+                )
+
     def discard(self) -> None:
         """Remove the folder of a run that could not begin; one that holds a checkpoint or a record stays."""
         if not self.history() and not any(self.checkpoints.iterdir()):

@@ -67,6 +67,8 @@ def read(group: Any, name: str, hint: Any, files: list[Any], own: Sequence[int],
     if isinstance(item, h5py.Group):
         state_type = _dataclass_of(hint)
         hints = typing.get_type_hints(state_type)
+        if others := item.keys() - {field.name for field in dataclasses.fields(state_type)}:
+            raise TypeError(f"it also has {', '.join(sorted(others))}")
         return state_type(
             **{
                 field.name: read(item, field.name, hints[field.name], files, own, device)

@@ -150,12 +150,24 @@ class TestRoundTrip:
             subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=path, check=True)
 
     def test_another_number_of_clients_is_refused(self, tmp_path):
-        with pytest.raises(CheckpointError, match=r"5 clients.*of 6"):
+        with pytest.raises(CheckpointError, match=r"5 clients.*of 6: restore clients"):
             load(write(tmp_path), State, Federation(6))
 
     def test_another_state_is_refused(self, tmp_path):
         with pytest.raises(CheckpointError, match="State"):
             load(write(tmp_path, state=plain(0)), State, Federation(CLIENTS))
+
+    def test_a_state_with_more_fields_is_refused(self, tmp_path):
+        """What its method has dropped since may have mattered."""
+        with pytest.raises(CheckpointError, match=r"a Plain: it also has count, .*: go on with the method"):
+            load(write(tmp_path), Plain, Federation(CLIENTS))
+
+    def test_another_format_is_refused(self, tmp_path):
+        path = write(tmp_path)
+        with h5py.File(path / "state.h5", "r+") as file:
+            file.attrs["format"] = 7
+        with pytest.raises(CheckpointError, match=r"format 7, this hpcfed reads 1 and 2: go on with the hpcfed that"):
+            load(path, State, Federation(CLIENTS))
 
     @pytest.mark.parametrize("ranks", [1, 5])
     def test_values_of_a_cohort_alone_survive(self, tmp_path, ranks):

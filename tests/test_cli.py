@@ -294,6 +294,12 @@ class TestRepeating:
         assert facts(command, "b")["digest"] == expected["digest"]
         assert [record["round"] for record in RunFolder(tmp_path / "b").history()] == [0, 1, 2, 3, 4]
 
+    def test_a_folder_that_cannot_be_written(self, command, run, monkeypatch):
+        run("a", "--seed", "2")
+        Path("a/result.h5").unlink()
+        monkeypatch.setattr("os.access", lambda path, mode: path.name != "checkpoints")
+        one_line(command("resume", "a"), 2, "run folder a/checkpoints cannot be written", "cp -r")
+
 
 MISTAKES = [
     (("toy:Quadratics", "--rounds", "many"), ("--rounds many", "integer")),
@@ -385,6 +391,11 @@ class TestFailures:
 
     def test_data_that_cannot_be_built_say_whose(self, command):
         one_line(command(*TOY, "--fail", "2", "--out", "a"), 1, "cannot be built", "client 2")
+
+    def test_memory_that_does_not_suffice_is_no_error_of_the_program(self, command):
+        done = command("toy:Quadratics", "--size", "9" * 14, "--out", "a")
+        one_line(done, 1, "the memory does not suffice", "client 0", "make the problem smaller")
+        assert "TRACEBACK" not in done.err
 
     @pytest.mark.parametrize("options", [(), ("--quantize", "4"), ("--quantize", "4", "--compressor", "grid")])
     def test_numbers_that_stop_being_numbers(self, command, options):

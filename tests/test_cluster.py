@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,9 @@ from click.testing import CliRunner
 from conftest import finish, start
 from test_interruption import ROUNDS, SERIAL, TESTS, TOY, uninterrupted, until  # noqa: F401
 
-from hpcfed import cli_cluster, registry
+from hpcfed import cli, cli_cluster, registry
 from hpcfed.checkpoint import last_round
-from hpcfed.cluster.batch import BatchJob, submit
+from hpcfed.cluster.batch import BatchJob, _seconds, submit
 from hpcfed.cluster.launcher import Launcher, find
 from hpcfed.errors import ConfigError, HpcfedError
 from hpcfed.result import read_attributes
@@ -175,7 +176,7 @@ class TestScripts:
         line = next(line for line in path.read_text().splitlines() if "hpcfed submit" in line)
         words = shlex.split(line.lstrip("# "))
         monkeypatch.setattr(sys, "argv", words)
-        written = CliRunner().invoke(cli_cluster.submit, [*words[2:], "--dry-run"], catch_exceptions=False)
+        written = CliRunner().invoke(cli.commands, [*words[1:], "--dry-run"], catch_exceptions=False)
         assert written.output == path.read_text()
 
     @pytest.mark.parametrize(
@@ -188,6 +189,7 @@ class TestScripts:
             BatchJob(["sweep", "s.toml"], 1, array=4),
             BatchJob(["resume", "runs/a b"], 2),
             BatchJob(["plot", "runs/a"], 1, after="17"),
+            BatchJob(["doctor", "--measure"], 4, out="my profile.json"),
         ],
         ids=lambda job: job.words[0],
     )
@@ -197,11 +199,32 @@ class TestScripts:
     def test_words_with_spaces_stay_whole(self):
         assert "--phantom 'my file.npy'" in BatchJob(["ct", "--phantom", "my file.npy"], 1).script("")
 
-    def test_what_cannot_be_is_refused(self):
-        with pytest.raises(ConfigError, match="--time soon"):
-            BatchJob(["ct"], 1, time="soon")
-        with pytest.raises(ConfigError, match="--array 4 shares the runs of a sweep"):
-            BatchJob(["ct"], 1, array=4)
+    @pytest.mark.parametrize(
+        ("word", "given", "said"),
+        [
+            ("ct", {"time": "soon"}, "--time soon: give minutes"),
+            ("ct", {"time": "1", "notice": 60}, "--notice 60 leaves nothing of --time 1"),
+            ("ct", {"array": 4}, "--array 4 shares the runs of a sweep"),
+            ("ct", {"nodes": 2}, "--nodes 2 for 1 ranks"),
+            ("ct", {"name": "a/b"}, "--job-name 'a/b': give letters"),
+            ("ct", {"queue": "a b"}, "--queue 'a b': give letters"),
+            ("ct", {"account": "a\n#SBATCH --x"}, "--account"),
+            ("plot", {"after": "-1"}, "--after -1: give the number of a job"),
+            ("resume", {"out": "x"}, "--out x: resume goes on where the run is"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, word, given, said):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            BatchJob([word], 1, **given)
+
+    @pytest.mark.parametrize(
+        ("time", "seconds"),
+        [("2", 120), ("2:30", 150), ("1:2:3", 3723), ("1-2", 93600), ("1-2:3", 93780), ("1-2:3:4", 93784), ("0", 0)],
+    )
+    def test_times_are_read_as_slurm_reads_them(self, time, seconds):
+        """The forms of sbatch's manual page."""
+        assert _seconds(time) == seconds
+        assert BatchJob(["ct"], 1, time=time, notice=seconds - 1 if seconds else 120).time == time
 
     def test_no_option_of_a_run_has_a_name_that_submit_takes(self):
         taken = {parameter.name for parameter in cli_cluster.submit.params} - {"out", "words"}
@@ -211,11 +234,44 @@ class TestScripts:
                 assert not options & taken, name
 
     def test_mistakes_of_the_command_show_before_it_is_submitted(self, hpcfed):
-        for words, said in ((["ct", "--clients", "x"], "--clients x"), (["tc"], "tc cannot be submitted")):
+        job = str(PROJECT / "jobs" / "ct.toml")
+        for words, said in (
+            (["ct", "--clients", "x"], "--clients x"),
+            (["ct", "--clients", "5", "--tasks", "6"], "6 ranks for --clients 5"),
+            (["tc"], "tc cannot be submitted"),
+            (["run", job, "--clients", "x"], "--clients x"),
+            (["run"], "run FILE"),
+            (["resume", "nosuch"], "nosuch does not exist"),
+            (["sweep", job], "run is no part of a sweep"),
+            (["plot", "--bogus"], "--bogus"),
+        ):
             done = hpcfed("submit", *words, "--dry-run")
             assert done.status == 2
             assert said in done.err
+            assert done.err.count("\n") == 1
             assert done.out == ""
+
+    def test_the_folder_of_another_run_is_refused(self, hpcfed, tmp_path):
+        """A job would go on with what it finds there, whatever its options say."""
+        run = str(tmp_path / "run")
+        assert hpcfed("toy:Quadratics", "--rounds", "2", "--out", run, PYTHONPATH=TESTS).status == 0
+        done = hpcfed("submit", "ct", "--out", run, "--dry-run")
+        assert done.status == 2
+        assert f"hpcfed submit resume {run}" in done.err
+        assert "launch resume" in hpcfed("submit", "resume", run, "--dry-run", PYTHONPATH=TESTS).out
+
+    def test_a_folder_of_many_runs_can_be_resumed(self, hpcfed, tmp_path):
+        (tmp_path / "sweep.toml").write_text('[base.workload]\nname = "logreg"\n[sweep]\nstep = [0.1, 0.2]\n')
+        assert f"launch resume {tmp_path}" in hpcfed("submit", "resume", str(tmp_path), "--dry-run").out
+
+    def test_a_picture_goes_where_it_is_wanted(self):
+        script = BatchJob(["plot", "runs/a"], 1, out="a picture.png").script("")
+        assert "hpcfed plot runs/a --out 'a picture.png' \"$@\"" in script
+
+    def test_the_doctor_measures_on_all_ranks(self, hpcfed):
+        script = hpcfed("submit", "doctor", "--measure", "--tasks", "4", "--out", "p.json", "--dry-run").out
+        assert "--ntasks=4" in script
+        assert "hpcfed launch doctor --measure --out p.json" in script
 
     def test_as_many_tasks_as_clients(self, hpcfed):
         assert "--ntasks=9" in hpcfed("submit", "logreg", "--clients", "9", "--dry-run").out
@@ -233,22 +289,34 @@ class TestScripts:
 LAB = PROJECT.parent / "shared" / "lab" / "slurm_lab.sh"
 
 
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    """A private SLURM of one node; the environment in which its commands work."""
+@contextlib.contextmanager
+def private_slurm(folder, port, nodes):
+    """A private SLURM of so many nodes; the environment in which its commands work."""
     if not LAB.is_file():
         pytest.skip("no script that brings up a private SLURM")
-    folder = tmp_path_factory.mktemp("slurm")
-    environment = {"SLURM_LAB": str(folder / "lab"), "SLURM_LAB_PORT": "27817"}
+    lab = folder / "lab"
+    environment = os.environ | {"SLURM_LAB": str(lab), "SLURM_LAB_PORT": str(port), "SLURM_LAB_NODES": str(nodes)}
     up = subprocess.run(
-        ["bash", str(LAB), "up"], env=os.environ | environment, capture_output=True, text=True, timeout=240, check=False
+        ["bash", str(LAB), "up"], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     if up.returncode:
         pytest.skip(f"SLURM cannot be installed or started here: {up.stderr.strip().splitlines()[-1:]}")
     try:
-        yield {"SLURM_CONF": str(folder / "lab" / "etc" / "slurm.conf")}
+        configuration = lab / "etc" / "slurm.conf"
+        # Few clusters requeue by a job's status: the script must do it.
+        configuration.write_text(re.sub("RequeueExit=.*", "", configuration.read_text()))
+        found = {"SLURM_CONF": str(configuration)}
+        subprocess.run(["scontrol", "reconfigure"], env=os.environ | found, check=True)
+        yield found
     finally:
-        subprocess.run(["bash", str(LAB), "down"], env=os.environ | environment, timeout=60, check=False)
+        subprocess.run(["bash", str(LAB), "down"], env=environment, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """A private SLURM of one node."""
+    with private_slurm(tmp_path_factory.mktemp("slurm"), 27817, 1) as environment:
+        yield environment
 
 
 class Slurm:
@@ -256,6 +324,17 @@ class Slurm:
 
     def __init__(self, environment, folder):
         self.environment, self.folder = environment, folder
+
+    def processes(self, job, **named):
+        """The ids of a job's processes in whose environment these variables have these values."""
+        wanted = {"SLURM_JOB_ID": job, **self.environment, **named}
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                words = path.read_text(errors="replace").split("\0")
+                if all(f"{name}={value}" in words for name, value in wanted.items()):
+                    found.append(int(path.parent.name))
+        return found
 
     def ask(self, *command, check=True):
         return subprocess.run(
@@ -336,8 +415,11 @@ class TestSlurm:
     def test_the_time_limit_itself(self, jobs, undisturbed):
         """A minute is the shortest limit that SLURM knows; the notice comes so early that some rounds are left."""
         job = jobs.submit(*SLOW, "--tasks", "2", "--time", "1", "--notice", "50", "--out", "run")
-        assert jobs.wait(job, 240) == "COMPLETED", jobs.log(job)
+        chain = jobs.submit("plot", "run", "--after", job)
+        assert jobs.wait(chain, 240) == "COMPLETED", jobs.log(job)
+        assert jobs.state(job) == "COMPLETED"
         assert "go on with" in jobs.log(job)
+        assert "run/convergence.png" in jobs.log(chain)
         assert read_attributes(jobs.folder / "run" / "result.h5")["digest"] == undisturbed
 
     def test_a_cancelled_run_can_be_resumed(self, jobs, undisturbed):
@@ -350,13 +432,65 @@ class TestSlurm:
         assert read_attributes(jobs.folder / "run" / "result.h5")["digest"] == undisturbed
 
     def test_an_array_of_four_shares_a_sweep_and_a_chain_draws_it(self, jobs):
-        (jobs.folder / "s.toml").write_text(
-            '[base.workload]\nname = "toy:Quadratics"\n[base.run]\nrounds = 3\n'
-            "[sweep]\nstep = [0.1, 0.2]\nseeds = [0, 1]\n"
-        )
+        """One of the four is stopped and requeued; the chain waits for it, too."""
+        methods = '[base.algorithm]\nname = "toy:Momentum"\n{}[sweep]\nstep = [0.1, 0.2]\nseeds = [0, 1]\n'
+        base = '[base.workload]\nname = "toy:Quadratics"\n[base.run]\nrounds = 20\n'
+        (jobs.folder / "s.toml").write_text(base + methods.format('hurt = "slow"\n'))
+        (jobs.folder / "alone.toml").write_text(base + methods.format(""))
         array = jobs.submit("sweep", "s.toml", "--array", "4", "--out", "s")
         chain = jobs.submit("plot", "s", "--after", array)
+        until(lambda: len(list(jobs.folder.glob("s/*seed*/metrics.jsonl"))) == 4, 60)
+        jobs.ask("scancel", "--signal=USR1", "--batch", f"{array}_2")
         assert jobs.wait(chain) == "COMPLETED", jobs.log(chain)
-        shown = finish(start([*SERIAL, "show", str(jobs.folder / "s")], PYTHONPATH=TESTS), 60)
-        assert "4 finished" in shown.out
+        assert "checkpoints written" in jobs.log(f"{array}-2")
         assert (jobs.folder / "s" / "sensitivity.png").is_file()
+        alone = jobs.folder / "alone"
+        command = [*SERIAL, "sweep", f"{alone}.toml", "--out", str(alone)]
+        assert finish(start(command, PYTHONPATH=TESTS), 60).status == 0
+        for other in alone.glob("*/result.h5"):
+            digests = [
+                read_attributes(path)["digest"] for path in (other, jobs.folder / "s" / other.parent.name / "result.h5")
+            ]
+            assert digests[0] == digests[1]
+
+    def test_a_killed_rank_is_outlived_within_an_allocation(self, jobs, undisturbed):
+        """By mpirun: srun would end the others."""
+        job = jobs.submit(*SLOW, "--on-failure", "takeover", "--tasks", "2", "--out", "run")
+        until(lambda: last_round(jobs.folder / "run" / "checkpoints") >= 2, 60)
+        os.kill(min(jobs.processes(job, OMPI_COMM_WORLD_RANK="1")), signal.SIGKILL)
+        assert jobs.wait(job) == "COMPLETED", jobs.log(job)
+        assert "Restarts=0" in jobs.ask("scontrol", "show", "job", job)
+        assert "rank 1 was lost" in jobs.log(job)
+        assert read_attributes(jobs.folder / "run" / "result.h5")["digest"] == undisturbed
+
+    def test_a_killed_rank_is_no_lost_node(self, jobs):
+        """Whatever killed it would kill it again: the job ends."""
+        job = jobs.submit(*SLOW, "--tasks", "2", "--out", "run")
+        until(lambda: last_round(jobs.folder / "run" / "checkpoints") >= 2, 60)
+        os.kill(min(jobs.processes(job, PMIX_RANK="1")), signal.SIGKILL)
+        assert jobs.wait(job) == "FAILED"
+        assert "Restarts=0" in jobs.ask("scontrol", "show", "job", job)
+        assert "go on with hpcfed resume run" in jobs.log(job)
+
+    def test_a_node_that_goes_with_all_that_runs_on_it(self, tmp_path, undisturbed):
+        """The other node, where the script runs, sees the end of the ranks long before SLURM sees that of the node."""
+        with private_slurm(tmp_path, 27917, 2) as environment:
+            jobs = Slurm(environment, tmp_path)
+            job = jobs.submit(*SLOW, "--tasks", "2", "--nodes", "2", "--out", "run")
+            until(lambda: last_round(tmp_path / "run" / "checkpoints") >= 2, 60)
+            ranks = jobs.processes(job, SLURMD_NODENAME="n2", PMIX_RANK="1")
+            daemons = {
+                int((Path("/proc") / str(rank) / "stat").read_text().rpartition(")")[2].split()[1]) for rank in ranks
+            }
+            daemons.add(int((tmp_path / "lab" / "run" / "slurmd.n2.pid").read_text()))
+            for process in (*daemons, *ranks):
+                os.kill(process, signal.SIGKILL)
+            until(lambda: "Restarts=1" in jobs.ask("scontrol", "show", "job", job), 60)
+            jobs.ask("scontrol", "update", "node=n2", "state=down", "reason=lost")
+            until(lambda: jobs.state(job) == "PENDING", 60)
+            shutil.rmtree(tmp_path / "lab" / "run" / "spool.n2")  # a node that starts anew knows of no job
+            (tmp_path / "lab" / "run" / "spool.n2").mkdir()
+            jobs.ask("slurmd", "-c", "-N", "n2")
+            jobs.ask("scontrol", "update", "node=n2", "state=resume", check=False)
+            assert jobs.wait(job) == "COMPLETED", jobs.log(job)
+            assert read_attributes(tmp_path / "run" / "result.h5")["digest"] == undisturbed

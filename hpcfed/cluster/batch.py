@@ -48,8 +48,25 @@ class BatchJob:
     after: str | None = None
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", self.time):
+        limit = _seconds(self.time)
+        if limit is None:
             raise ConfigError(f"--time {self.time}: give minutes, H:MM:SS or D-HH:MM:SS, such as 4:00:00")
+        if limit and self.notice >= limit and self.words[0] not in SHORT:
+            raise ConfigError(
+                f"--notice {self.notice} leaves nothing of --time {self.time}: give more time, or less notice"
+            )
+        if self.nodes is not None and self.nodes > self.tasks:
+            raise ConfigError(
+                f"--nodes {self.nodes} for {self.tasks} ranks: every node needs one: give at most {self.tasks} nodes"
+            )
+        if self.out is not None and self.words[0] == "resume":
+            raise ConfigError(f"--out {self.out}: resume goes on where the run is: leave --out out")
+        if self.after is not None and not re.fullmatch(r"\d+(_\d+)?", self.after, re.ASCII):
+            raise ConfigError(f"--after {self.after}: give the number of a job, such as 17, as squeue shows it")
+        words = {"job-name": self.name, "queue": self.queue, "account": self.account, "mem-per-cpu": self.mem_per_cpu}
+        for option, value in words.items():
+            if value is not None and not re.fullmatch(r"[\w.,:+@=-]+", value):
+                raise ConfigError(f"--{option} {value!r}: give letters, digits and any of . , : + @ = - _")
         if self.array is not None and self.words[0] != "sweep":
             raise ConfigError(f"--array {self.array} shares the runs of a sweep: {self.words[0]} is one run")
 
@@ -57,6 +74,11 @@ class BatchJob:
     def short_name(self) -> str:
         """Names the job, its log and its folder."""
         return self.name or self.words[0].replace(":", "-")
+
+    @property
+    def makes_a_run(self) -> bool:
+        """Whether the command makes a folder that it would not go on with by itself."""
+        return self.words[0] not in (*SHORT, *STUDIES, "resume")
 
     def script(self, written_by: str) -> str:
         """The script. ``written_by`` is the command that repeats it."""
@@ -101,7 +123,8 @@ class BatchJob:
         launch = "hpcfed launch"
         words = shlex.join(self.words)
         if self.words[0] in SHORT:
-            return [f'hpcfed {words} "$@"']
+            out = f" --out {shlex.quote(self.out)}" if self.out else ""
+            return [f'{launch if self.words[0] == "doctor" else "hpcfed"} {words}{out} "$@"']
         job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if self.array else "$SLURM_JOB_ID"
         folder = "$SLURM_ARRAY_JOB_ID" if self.array else "$SLURM_JOB_ID"
         out = f"out={shlex.quote(self.out) if self.out else f'runs/{self.short_name}-{folder}'}"
@@ -133,12 +156,27 @@ class BatchJob:
             "wait $ranks",
             "status=$?",
             "",
+            "# Another node may have been lost, which SLURM sees minutes later: does it still start something there?",
+            "answers() { timeout 120 srun --overlap --mpi=none --nodes=$1 --ntasks=$1 ${2:+--nodelist=$2} true; }",
+            "lost() { answers 1 $SLURMD_NODENAME && ! answers $SLURM_JOB_NUM_NODES; }",
+            "",
             "# 75: a checkpoint is written and there is more to do; 138: USR1 came before there was anything to save.",
-            "if [ $status -eq 75 ] || [ $status -eq 138 ]; then",
+            "if [ $status -eq 75 ] || [ $status -eq 138 ] || { [ $status -eq 1 ] && lost 2> /dev/null; }; then",
             f'    scontrol requeue "{job}"',
             "fi",
             "exit $status",
         ]
+
+
+def _seconds(time: str) -> int | None:
+    """A time limit as SLURM reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; 0 is none. None if it is no time."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", time, re.ASCII):
+        return None
+    days, _, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not days and len(parts) < 3:
+        parts.insert(0, 0)
+    return sum(part * unit for part, unit in zip([int(days or 0), *parts], (86400, 3600, 60, 1), strict=False))
 
 
 def submit(script: str) -> str:

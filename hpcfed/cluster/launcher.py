@@ -160,9 +160,9 @@ def run(start: Start) -> int:
         if said.is_file():
             return int(said.read_text(encoding="ascii"))
         status = 128 - status if status < 0 else status
-        if status and (asked or status < 128):
-            return status
         told = said.with_name(FOLDER)
+        if status and (asked or (status < 128 and not told.is_file())):  # stopped, or never begun
+            return status
         folder_name = told.read_text(encoding="utf-8") if told.is_file() else "DIR"
         logger.error(
             "the ranks have ended without a word, one may have been killed or a node lost: go on with hpcfed resume %s",

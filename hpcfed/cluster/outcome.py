@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-# The file in which rank 0 says how the run ended: mpirun may report success after it has lost a node.
+# The file that says how the run ended: mpirun may report success after it has lost a node.
 STATUS_FILE = "HPCFED_STATUS_FILE"
 # Beside it, the file in which rank 0 names the run folder as soon as there is one.
 FOLDER = "folder"
@@ -21,7 +21,7 @@ def tell_folder(folder: Path) -> None:
 
 
 def tell_status(status: int) -> None:
-    """Rank 0 says how the run ended, if `run` waits for it."""
+    """Rank 0, or one that ends all others, says how the run ended, if `run` waits for it."""
     path = os.environ.get(STATUS_FILE)
     if path:
         with suppress(OSError):
