@@ -30,6 +30,7 @@ class SparseL1:
         self.weight = float(weight)
         self.identity = matrix is None
         self._matrix = None if matrix is None else scipy.sparse.csr_array(matrix)
+        self._transposed = None if self._matrix is None else self._matrix.T  # to make one takes longer than to use it
         self.norm_bound = 1.0 if self._matrix is None else _largest_eigenvalue(self._matrix) * (1 + 1e-6)
 
     def apply(self, x: Vector) -> Vector:
@@ -38,7 +39,7 @@ class SparseL1:
 
     def adjoint(self, v: Vector) -> Vector:
         """``B^T v``."""
-        return v.copy() if self._matrix is None else self._matrix.T @ v
+        return v.copy() if self._transposed is None else self._transposed @ v
 
     def dual_prox(self, v: Vector) -> Vector:
         """``prox_{s g*}(v)``, each entry cut off at ``weight`` in magnitude, for any s."""

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -154,26 +155,32 @@ class LogRegClient:
     test_features: Any
     test_labels: Vector
 
+    @cached_property
+    def transposed(self) -> Any:
+        """The features by columns: of few samples, to make them takes longer than to use them."""
+        return self.features.T
+
     def value(self, x: Vector) -> float:
         loss = np.logaddexp(0, -self.labels * (self.features @ x)).sum()
         return float(self.scale * loss + self.mu1 / 2 * (x @ x))
 
     def gradient(self, x: Vector, rng: np.random.Generator | None = None, batch: int | None = None) -> Vector:
-        features, labels, scale = self.features, self.labels, self.scale
+        features, transposed, labels, scale = self.features, self.transposed, self.labels, self.scale
         if batch is not None and batch < len(labels):
             if rng is None:
                 raise ValueError("a gradient from a batch of samples needs a stream")
             chosen = rng.choice(len(labels), size=batch, replace=False)
             features, labels, scale = features[chosen], labels[chosen], scale * len(labels) / batch
+            transposed = features.T
         self.count(gradients=1, samples=len(labels))
         margins = labels * (features @ x)
         slopes = -scale * labels * _sigmoid(-margins)
-        gradient: Vector = features.T @ slopes + self.mu1 * x
+        gradient: Vector = transposed @ slopes + self.mu1 * x
         return gradient
 
     def curvature(self, direction: Vector) -> Vector:
         """The Hessian's bound: the logistic loss curves by at most 1/4."""
-        bound: Vector = self.scale / 4 * (self.features.T @ (self.features @ direction)) + self.mu1 * direction
+        bound: Vector = self.scale / 4 * (self.transposed @ (self.features @ direction)) + self.mu1 * direction
         return bound
 
     def subgradient(self, x: Vector) -> Vector:
