@@ -50,6 +50,7 @@ class RunOptions:
     )
     error_feedback: bool = option(False, "add what --quantize took from a client's message to its next one")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients compute")
+    pictures: bool = option(True, "draw pictures at the end; hpcfed plot draws them at any time")
     on_failure: Literal["stop", "takeover", "drop"] = option(
         "stop",
         "what happens when a rank of several is lost, with hpcfed launch or mpirun --with-ft ulfm of Open MPI 5; stop: "

@@ -308,7 +308,8 @@ class _Execution:
                 ) from error
             if report.text:
                 logger.info("%s", report.text)
-            if self.run.pictures and self.run.config.workload.options.pictures:
+            wanted = self.run.pictures and self.run.config.run.pictures
+            if wanted and self.run.config.workload.options.pictures:
                 _draw(folder)
         self.communicator.wait()
 

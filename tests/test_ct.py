@@ -22,7 +22,19 @@ from hpcfed.lipschitz import lipschitz_constant
 from hpcfed.streams import Streams
 from hpcfed.workloads.ct import Ct
 
-SMALL = ["--shape", "24,24,8", "--views", "34", "--detector", "36", "--rounds", "6", "--record-every", "1"]
+SMALL = [
+    "--shape",
+    "24,24,8",
+    "--views",
+    "34",
+    "--detector",
+    "36",
+    "--rounds",
+    "6",
+    "--record-every",
+    "1",
+    "--no-pictures",
+]
 FEDERATED = [*SMALL, "--participants", "5", "--quantize", "100", "--batch", "1"]
 
 
@@ -142,6 +154,7 @@ def test_a_default_run_improves_on_filtered_back_projection(hpcfed, tmp_path):
 
 def test_nonnegative_is_kept(hpcfed, tmp_path):
     assert hpcfed("ct", *SMALL, "--nonnegative", "--out", str(tmp_path / "r")).status == 0
+    assert not list((tmp_path / "r").glob("*.png"))  # --no-pictures
     with h5py.File(tmp_path / "r" / "result.h5") as file:
         assert file["volume"][()].min() >= 0
 

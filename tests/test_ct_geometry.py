@@ -20,7 +20,19 @@ from hpcfed.streams import Streams
 from hpcfed.workloads.ct import Ct
 from hpcfed.workloads.ct_geometry import Geometry
 
-SMALL = ["--geometry", "cone", "--shape", "20,20,8", "--views", "24", "--detector", "30,18", "--clients", "5"]
+SMALL = [
+    "--geometry",
+    "cone",
+    "--shape",
+    "20,20,8",
+    "--views",
+    "24",
+    "--detector",
+    "30,18",
+    "--clients",
+    "5",
+    "--no-pictures",
+]
 RUN = [*SMALL, "--rounds", "6", "--record-every", "1", "--device", "cpu"]
 FEDERATED = [*RUN, "--participants", "3", "--quantize", "100", "--batch", "1"]
 

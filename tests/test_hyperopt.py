@@ -299,7 +299,7 @@ def test_what_cannot_be_done_is_refused(tmp_path):
 
 @pytest.mark.mpi
 def test_a_user_on_two_ranks_gets_the_bits_of_one(hpcfed, mpirun, tmp_path):
-    options = ("hyperopt", "--rounds", "3", "--record-every", "1", "--clients", "3", "--hidden", "3")
+    options = ("hyperopt", "--rounds", "3", "--record-every", "1", "--clients", "3", "--hidden", "3", "--no-pictures")
     alone = hpcfed(*options, "--out", str(tmp_path / "one"))
     two = mpirun(2, *options, "--out", str(tmp_path / "two"))
     assert (alone.status, two.status) == (0, 0), alone.err + two.err

@@ -138,7 +138,9 @@ def test_feddualavg_hits_the_known_minimizer_of_an_l1_problem_with_equal_clients
 
 def test_algorithm_5_sends_no_dual_variable(hpcfed, tmp_path):
     for name in ("identity", "graph"):
-        assert hpcfed("logreg", "--B", name, "--rounds", "10", "--out", str(tmp_path / name)).status == 0
+        assert (
+            hpcfed("logreg", "--B", name, "--rounds", "10", "--no-pictures", "--out", str(tmp_path / name)).status == 0
+        )
     sent = {
         name: json.loads(hpcfed("show", str(tmp_path / name), "--json").out)["metrics"]["paper_bits_up"]
         for name in ("identity", "graph")
@@ -152,7 +154,7 @@ def test_algorithm_5_sends_no_dual_variable(hpcfed, tmp_path):
 @pytest.mark.parametrize("algorithm", ["fpdfp", "fedavg", "fedmid", "feddualavg"])
 def test_same_bits_on_any_number_of_ranks(hpcfed, mpirun, tmp_path, algorithm):
     options = ["--algorithm", algorithm, "--rounds", "6", "--participants", "4", "--quantize", "20", "--batch", "9"]
-    options += ["--partition", "dirichlet", "--B", "identity"]
+    options += ["--partition", "dirichlet", "--B", "identity", "--no-pictures"]
     assert hpcfed("logreg", *options, "--out", str(tmp_path / "1")).status == 0
     digests = {json.loads(hpcfed("show", str(tmp_path / "1"), "--json").out)["digest"]}
     for ranks in (2, 3):

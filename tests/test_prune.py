@@ -276,6 +276,7 @@ def test_a_user_on_two_ranks_gets_the_bits_of_one(hpcfed, mpirun, tmp_path):
         "2",
         "--start-batch",
         "10",
+        "--no-pictures",
     )
     alone = hpcfed(*options, "--out", str(tmp_path / "one"))
     two = mpirun(2, *options, "--out", str(tmp_path / "two"))

@@ -10,7 +10,20 @@ from hpcfed.operators.total_variation import TotalVariation
 from hpcfed.result import read_attributes
 from hpcfed.run_folder import RunFolder
 
-CT = ["ct", "--shape", "16,16,4", "--views", "24", "--detector", "24", "--clients", "3", "--rounds", "400"]
+CT = [
+    "ct",
+    "--shape",
+    "16,16,4",
+    "--views",
+    "24",
+    "--detector",
+    "24",
+    "--clients",
+    "3",
+    "--rounds",
+    "400",
+    "--no-pictures",
+]
 
 
 @pytest.mark.parametrize("method", ["fpdfp", "vm-pdfp"])
