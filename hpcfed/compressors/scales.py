@@ -12,7 +12,7 @@ from hpcfed.compressors.blocks import BlockLayout
 from hpcfed.compressors.pieces import FLOATS, SIZE, frozen
 from hpcfed.errors import DivergedError
 
-# Partial sums of a block: many, so that they are vectors; a fixed number, so that every machine adds alike.
+# Partial results of a block: many, so that they are vectors; a fixed number, so that every machine adds alike.
 _LANES = 64
 
 
@@ -52,11 +52,20 @@ def largest_bits(values, mask, length, inner, largest):  # type: ignore[no-untyp
     Applied to floating-point numbers seen as integers, with all bits but the sign in the mask, this is the largest
     magnitude, where infinity is above the numbers and NaN above infinity.
     """
+    lanes = np.empty(_LANES, values.dtype)
     largest[:] = 0
     for begin in range(0, values.size, length * inner):
         first = begin // length
         if inner == 1:
-            for value in values[begin : begin + length]:
+            block = values[begin : begin + length]
+            even = block.size // _LANES * _LANES
+            lanes[:] = 0
+            for place in range(0, even, _LANES):
+                row = block[place : place + _LANES]
+                for k in range(_LANES):
+                    lanes[k] = max(lanes[k], row[k] & mask)
+            largest[first] = lanes.max()
+            for value in block[even:]:
                 largest[first] = max(largest[first], value & mask)
         else:
             group = largest[first : first + inner]
