@@ -239,10 +239,11 @@ def _start(configuration: config.RunConfig) -> None:
     session: Session = click.get_current_context().obj
     config.refuse_ranks(configuration, session.communicator.size, session.communicator.tolerant)
     folder = run_folder.create(configuration.run.out, configuration.workload.name)
-    folder.write_config(configuration.to_toml())
-    tell_folder(folder.path)
     try:
-        session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]])))
+        with folder.locked():
+            folder.write_config(configuration.to_toml())
+            tell_folder(folder.path)
+            session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]])))
     except Exception:
         folder.discard()
         raise
@@ -302,25 +303,26 @@ def resume(directory: str, rounds: int | None, on_failure: str | None, groups: i
     configuration = config.assemble(given, config.read_toml(folder.config), str(folder.config))
     config.refuse_ranks(configuration, session.communicator.size, session.communicator.tolerant)
     tell_folder(folder.path)
-    newest = checkpoint.latest(folder.checkpoints)
-    done = 0 if newest is None else checkpoint.round_of(newest)
-    if rounds is not None and rounds != configuration.run.rounds:
-        if rounds < done:
-            raise ConfigError(f"--rounds {rounds}: {folder.path} has done {done} already: ask for more")
-        configuration = config.assemble(
-            {**given, "rounds": rounds}, config.read_toml(folder.config), str(folder.config)
-        )
-    elif folder.finished and result.is_whole(folder.result):
+    if rounds in (None, configuration.run.rounds) and folder.finished and result.is_whole(folder.result):
+        done = checkpoint.last_round(folder.checkpoints)
         click.echo(f"{folder.path} is finished: {done} rounds; hpcfed resume {folder.path} --rounds N goes further")
         return
-    if newest is None and folder.finished:
-        raise ConfigError(
-            f"{folder.path} is finished, but its checkpoints are gone: hpcfed run {folder.config} starts it again"
-        )
     folder.refuse_read_only()
-    if newest is None:
-        logger.warning("%s has no checkpoint yet: starting from the beginning", folder.path)
-    session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]]), newest))
+    with folder.locked():
+        newest = checkpoint.latest(folder.checkpoints)
+        done = 0 if newest is None else checkpoint.round_of(newest)
+        if rounds is not None and rounds < done:
+            raise ConfigError(f"--rounds {rounds}: {folder.path} has done {done} already: ask for more")
+        if newest is None and folder.finished:
+            raise ConfigError(
+                f"{folder.path} is finished, but its checkpoints are gone: hpcfed run {folder.config} starts it again"
+            )
+        if newest is None:
+            logger.warning("%s has no checkpoint yet: starting from the beginning", folder.path)
+        if rounds is not None:
+            given["rounds"] = rounds
+        configuration = config.assemble(given, config.read_toml(folder.config), str(folder.config))
+        session.start(Run(configuration, folder, shlex.join(["hpcfed", *sys.argv[1:]]), newest))
     _conclude(folder)
 
 

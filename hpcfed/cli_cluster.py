@@ -13,6 +13,7 @@ import click
 
 from hpcfed.environment import launched_ranks, usable_cores
 from hpcfed.errors import ConfigError
+from hpcfed.privacy import commands as privacy_commands
 
 if TYPE_CHECKING:
     from hpcfed.cluster.batch import BatchJob
@@ -87,14 +88,16 @@ def submit(words: Sequence[str], dry_run: bool, **given: Any) -> None:
     """Write a script for SLURM that runs an hpcfed COMMAND, and submit it.
 
     hpcfed submit ct --clients 17 --nodes 2 --time 4:00:00. Two minutes before the time limit the ranks write a
-    checkpoint, and the job is put back into the queue, as often as it takes. hpcfed submit plot DIR --after JOB waits
-    for another job's success. Options of the command are checked now, not when the job begins.
+    checkpoint, and the job is put back into the queue, until it is done or three starts in a row have kept nothing.
+    hpcfed submit plot DIR --after JOB waits for another job's success. Options of the command are checked now, not when
+    the job begins.
     """
     from hpcfed.cluster import batch
 
     _refuse_ranks("submit")
     tasks = _tasks(words, given.pop("tasks") or (1 if given["array"] else None))
-    job = batch.BatchJob(words=list(words), tasks=tasks, name=given.pop("job_name"), **given)
+    resumed = _parsed(words)["directory"] if words[0] == "resume" else None
+    job = batch.BatchJob(words=list(words), tasks=tasks, name=given.pop("job_name"), resumed=resumed, **given)
     _refuse_used(job)
     script = job.script(shlex.join(["hpcfed", *(word for word in sys.argv[1:] if word != "--dry-run")]))
     if dry_run:
@@ -164,6 +167,8 @@ def _configuration(words: Sequence[str]) -> RunConfig | None:
             return None
         path = run_folder.open_existing(directory).config
         return config.assemble({}, config.read_toml(path), str(path))
+    if name == "private" and rest[:1] and rest[0] in privacy_commands.private.commands:
+        raise _refused(f"private {rest[0]}")
     found: list[RunConfig] = []
     if name == "run" and rest:
         command = flags.file_command(rest, found.append)
@@ -172,9 +177,18 @@ def _configuration(words: Sequence[str]) -> RunConfig | None:
             name, rest, lambda **given: found.append(config.assemble({"workload": name, **given}))
         )
     else:
-        raise ConfigError(f"{name} cannot be submitted: give a workload, run FILE, resume, sweep, compare or plot")
+        raise _refused(name)
     command.main(rest, prog_name=f"hpcfed {name}", standalone_mode=False)
     return found[0]
+
+
+def _refused(command: str) -> ConfigError:
+    from hpcfed.cluster import batch
+
+    return ConfigError(
+        f"{command} cannot be submitted: give a workload, run FILE, resume DIR, {' FILE, '.join(batch.STUDIES)} FILE, "
+        f"or one of {', '.join(batch.SHORT)}"
+    )
 
 
 def _parsed(words: Sequence[str]) -> dict[str, Any]:

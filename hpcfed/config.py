@@ -179,7 +179,13 @@ def assemble(given: Mapping[str, Any], file: Mapping[str, Any] | None = None, so
         for key in known & rest.keys():
             value = rest.pop(key)
             values[key] = coerce(owner, key, value, f"--{key.replace('_', '-')} {value}")
-        parts[section] = owner(**values)
+        try:
+            parts[section] = owner(**values)
+        except ConfigError as error:
+            for key in tables[section].keys() - given.keys():
+                if str(error).startswith(f"--{key.replace('_', '-')} "):  # no flag has set it, the file has
+                    raise ConfigError(f"{source}: [{section}] {key} = {tables[section][key]!r}: {error}") from None
+            raise
     for key in rest:
         raise ConfigError(
             f"--{key.replace('_', '-')} is not an option of {names['workload']} with {names['algorithm']} and "

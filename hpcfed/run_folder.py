@@ -11,6 +11,7 @@
     privacy.json    what a private method has spent and may claim
     journal.jsonl   what must be known after a crash, of methods that keep a journal
     losses.jsonl    ranks that were lost on the way, and what became of their clients
+    .lock           which process is at work in the folder, or was when it was killed
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import json
 import os
 import secrets
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcfed import lock
 from hpcfed.errors import ConfigError, DataError
 
 
@@ -60,6 +63,16 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         return self.result.exists()
+
+    def locked(self, patience: float = 0.0) -> AbstractContextManager[None]:
+        """A block in which no other process writes in the folder (`hpcfed.lock.locked`).
+
+        Raises
+        ------
+        ConfigError
+            If another process is at work there.
+        """
+        return lock.locked(self.path / ".lock", patience)
 
     def history(self) -> list[dict[str, Any]]:
         """The recorded rounds. A last line that a killed run left half-written is passed over."""
@@ -136,7 +149,11 @@ def create(requested: str | None, workload: str) -> RunFolder:
                 f"--out {path} exists already: choose another folder, or continue with hpcfed resume {path}"
             )
         path.mkdir(parents=True, exist_ok=True)
-        (path / "checkpoints").mkdir(exist_ok=True)
+        (path / "checkpoints").mkdir()  # of two that find nothing here, one succeeds
+    except FileExistsError:
+        raise ConfigError(
+            f"--out {path} exists already: choose another folder, or continue with hpcfed resume {path}"
+        ) from None
     except OSError as error:
         raise ConfigError(f"--out {path} cannot be written: {error.strerror}") from error
     return RunFolder(path)

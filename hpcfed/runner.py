@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import math
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed import checkpoint, devices, recorder, recovery, result, state_hdf5, tuning
+from hpcfed import checkpoint, devices, lock, recorder, recovery, result, state_hdf5, tuning
 from hpcfed.checkpoint import Checkpoint
 from hpcfed.communicator import Communicator, together
 from hpcfed.config import Part, RunConfig
@@ -72,6 +73,8 @@ class Run:
 
         Raises
         ------
+        ConfigError
+            On every rank, if another process is at work in the run folder.
         Interrupted
             On every rank, after SIGTERM or SIGUSR1 on any of them and a checkpoint.
         DivergedError
@@ -86,18 +89,19 @@ class Run:
                 f"{communicator.size} ranks for the {left} clients that have not left: start at most {left} ranks"
             ).on_all_ranks()
         endurance = Endurance(communicator, self.config.run.on_failure, left + len(absent), absent)
-        execution = _Execution(self, communicator, stop or Stop(), endurance)
-        if endurance.active:
-            communicator.guard()
-            while not recovery.completed(execution.go, communicator):
-                execution = execution.renewed()
-            return
-        try:
-            execution.go()
-        except Exception as error:
-            if isinstance(recovery.understood(error, communicator), RankLostError):
-                raise RankLostError(f"go on with hpcfed resume {self.folder.path}") from None
-            raise
+        with contextlib.ExitStack() as locks:
+            execution = _Execution(self, communicator, stop or Stop(), endurance, locks)
+            if endurance.active:
+                communicator.guard()
+                while not recovery.completed(execution.go, communicator):
+                    execution = execution.renewed()
+                return
+            try:
+                execution.go()
+            except Exception as error:
+                if isinstance(recovery.understood(error, communicator), RankLostError):
+                    raise RankLostError(f"go on with hpcfed resume {self.folder.path}") from None
+                raise
 
 
 @dataclass
@@ -106,6 +110,7 @@ class _Execution:
     communicator: Communicator
     stop: Stop
     endurance: Endurance
+    locks: contextlib.ExitStack
     ledger: Ledger = field(default_factory=Ledger)
     begun: float = field(default_factory=time.monotonic)
 
@@ -114,6 +119,10 @@ class _Execution:
         return replace(self, endurance=self.endurance.renewed(), ledger=Ledger(self.ledger.seconds))
 
     def go(self) -> None:
+        with together(self.communicator):
+            if self.communicator.rank == 0:  # who writes; one that did so before is lost, its lock is free in a moment
+                patience = lock.PATIENCE if self.endurance.losses else 0.0
+                self.locks.enter_context(self.run.folder.locked(patience))
         # Numbers that stop being finite are noticed and named once; NumPy need not warn of them on every rank.
         with np.errstate(all="ignore"):
             self._loop()

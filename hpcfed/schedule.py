@@ -7,8 +7,6 @@ waits for another that computes, whatever the MPI library and the network.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import itertools
 import json
 import logging
@@ -17,13 +15,15 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from hpcfed import checkpoint, result
 from hpcfed.communicator import Communicator, together
 from hpcfed.errors import ConfigError, DivergedError, Interrupted, everywhere, portable
+from hpcfed.lock import locked
 from hpcfed.recorder import clock
 from hpcfed.run_folder import RunFolder
 from hpcfed.runner import Run, Stop
@@ -93,7 +93,7 @@ class Queue:
         self._folder = folder
         self._sign = folder / "stop"
         self._next = 0
-        self._lock: IO[str] | None = None
+        self._locks = ExitStack()
 
     def open(self) -> None:
         """Make the folder anew, whatever a killed job has left. One process calls it, before the others draw.
@@ -103,12 +103,7 @@ class Queue:
         ConfigError
             If a job that is still alive has opened the same queue; unnoticed on a file system without locks.
         """
-        self._lock = self._folder.with_suffix(".lock").open("w", encoding="ascii")
-        try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise ConfigError(f"another job is at work in {self._folder.parent}: wait for it, or stop it") from None
+        self._locks.enter_context(locked(self._folder.with_suffix(".lock")))
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         # A network file system hides a new file from others for a while, but not what is written to one they can open.
@@ -117,8 +112,7 @@ class Queue:
     def close(self) -> None:
         """Remove the folder, after the others have done with it. Called by the process that opened the queue."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        if self._lock is not None:
-            self._lock.close()
+        self._locks.close()
 
     def draw(self) -> int:
         """The next number that nobody has drawn."""
@@ -222,7 +216,7 @@ class _Worker:
 
     def _work(self) -> Exception | None:
         runs = self.schedule.runs
-        while (number := self.group.broadcast(self.queue.draw() if self.leads else None)) < len(runs):
+        while (number := self.group.broadcast(self._draw() if self.leads else None)) < len(runs):
             if any(self.group.gather(self.stop.asked())):
                 return self._interrupted()
             try:
@@ -237,6 +231,13 @@ class _Worker:
                     self.queue.stop()
                 return portable(error)
         return None
+
+    def _draw(self) -> int:
+        """The number of the next run that is left to do; another job that shares the folder may have done some."""
+        runs = self.schedule.runs
+        while (number := self.queue.draw()) < len(runs) and status(runs[number].folder) != "pending":
+            continue
+        return number
 
     def _do(self, run: Run) -> None:
         begun = time.monotonic()

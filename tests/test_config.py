@@ -262,6 +262,13 @@ class TestRefusals:
     def test_how_often_to_checkpoint(self, text):
         assert "--checkpoint-every" in refusal({**TOY, "checkpoint_every": text})
 
+    def test_what_a_file_says_is_named_as_it_stands_there_unless_a_flag_overrides_it(self):
+        file = {"run": {"checkpoint_every": 1.5}}
+        message = refusal(TOY, file)
+        assert message.startswith("run.toml: [run] checkpoint_every = 1.5: --checkpoint-every '1.5': give rounds")
+        message = refusal({**TOY, "checkpoint_every": "1.5"}, file)
+        assert message.startswith("--checkpoint-every '1.5': give rounds")
+
     @pytest.mark.parametrize(
         ("text", "rule"),
         [("20", (20, 0)), ("0", (0, 0)), ("600s", (0, 600)), ("1.5m", (0, 90)), ("2h", (0, 7200)), (" 5 ", (5, 0))],

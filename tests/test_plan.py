@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import toy
+from hypothesis import given, settings, strategies
 
 from hpcfed import config, environment, exchange
 from hpcfed.communicator import SerialCommunicator
@@ -299,17 +302,109 @@ def test_a_profile_comes_back_as_it_was_written(tmp_path):
     ("change", "what"),
     [
         ({"cores": 0}, "cores = 0"),
-        ({"within": {"latency": 1.0}}, "missing"),
-        ({"surprise": 1}, "surprise"),
-        ({"memory_speed": "fast"}, "no profile of a machine"),
+        ({"cores": -1}, "cores = -1"),
+        ({"cores": 2.5}, r"cores = 2\.5"),
+        ({"cores": True}, "cores = true"),
+        ({"cores": None}, "cores = null"),
+        ({"ranks": "2"}, 'ranks = "2"'),
+        ({"memory": 10**400}, r"memory = 1000+\.\.\.0: "),
+        ({"memory_speed": "fast"}, 'memory_speed = "fast"'),
+        ({"memory_speed": 1e-300}, "memory_speed = 1e-300"),
+        ({"disk_speed": float("nan")}, "disk_speed = NaN"),
+        ({"crowding": float("inf")}, "crowding = Infinity"),
+        ({"within": {"latency": 1.0}}, r"within\.message"),
+        ({"within": dataclasses.asdict(WITHIN) | {"latency": -1.0}}, r"within\.latency = -1\.0"),
+        ({"within": [1]}, r"within = \[1\]"),
+        ({"hosts": 3}, "hosts = 3"),
+        ({"hosts": []}, r"hosts = \[\]"),
+        ({"timings": [{"what": "Allreduce"}]}, r"timings\.0\.size"),
+        ({"timings": [{"what": 3, "size": "a", "seconds": None}]}, r"timings\.0\.what = 3"),
+        ({"created": 5}, "created = 5"),
+        ({"surprise": 1}, "surprise = 1"),
+        ({100 * "a\nb": 1}, r"\(a\\nba"),
     ],
 )
 def test_a_damaged_profile_is_refused(tmp_path, change, what):
     path = tmp_path / "profile.json"
     MACHINE.write(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ConfigError, match=what):
+    refused(path, what)
+
+
+def refused(path: Path, what: str) -> None:
+    """It is named in a line, with what is wrong with it and what to do."""
+    with pytest.raises(ConfigError, match=what) as refusal:
         profile.read(path)
+    words = str(refusal.value)
+    assert f"--profile {path} " in words
+    assert "measure it with hpcfed doctor --measure" in words
+    assert "\n" not in words
+    assert len(words) < 400 + len(str(path))
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[1]", b"null", b'{"hosts": ["a"', b"\xff\xfe\0", b"[" * 100_000, b"1" + b"0" * 10_000]
+)
+def test_a_file_that_is_no_profile_at_all(tmp_path, text):
+    path = tmp_path / "profile.json"
+    path.write_bytes(text)
+    refused(path, "no profile of a machine")
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    refused(tmp_path, "cannot be read: Is a directory")
+    refused(tmp_path / "none.json", "cannot be read: No such file")
+
+
+JSON = strategies.recursive(
+    strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats() | strategies.text(),
+    lambda inner: strategies.lists(inner) | strategies.dictionaries(strategies.text(), inner),
+    max_leaves=8,
+)
+NAMES = [field.name for kind in (Profile, Link) for field in dataclasses.fields(kind)]
+
+
+@given(
+    changes=strategies.dictionaries(strategies.sampled_from(NAMES) | strategies.text(), JSON),
+    inside=strategies.booleans(),
+    whole=JSON,
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_json_it_is_a_profile_or_refused(tmp_path_factory, changes, inside, whole):
+    """And what is accepted is written, and can be planned with."""
+    path = tmp_path_factory.getbasetemp() / "arbitrary.json"
+    good = json.loads(json.dumps(dataclasses.asdict(MACHINE)))
+    changed = good | {"within": good["within"] | changes} if inside else good | changes
+    for facts in (changed, whole):
+        path.write_text(json.dumps(facts))
+        try:
+            machine = profile.read(path)
+        except ConfigError:
+            refused(path, "no profile of a machine")
+            continue
+        machine.write(path)
+        assert profile.read(path) == machine
+        assert measure.table(machine)
+        calls = Network(Layout(2, 8), machine)
+        assert 0 < calls.seconds(Call("join", 1 << 20, 1 << 20)) < float("inf")
+
+
+@pytest.mark.parametrize("out", ["", "file/profile.json"])
+def test_a_profile_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path, out):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot be written: .*choose another --out"):
+        MACHINE.write(tmp_path / out)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_cannot_be_written_has_no_speed(monkeypatch):
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", read_only)
+    with pytest.raises(ConfigError, match=r"Read-only file system: .*--profile") as refusal:
+        measure.measure(SerialCommunicator())
+    assert str(Path.cwd()) in str(refusal.value)
 
 
 # -- the commands ------------------------------------------------------------------------------------------------------

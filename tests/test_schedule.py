@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from test_communicator import on_ranks
 
 from hpcfed import runner, schedule
+from hpcfed.communicator import SerialCommunicator
 from hpcfed.errors import ConfigError, DivergedError, Interrupted
 from hpcfed.run_folder import RunFolder
 from hpcfed.runner import Run
@@ -171,6 +172,15 @@ def test_an_error_counts_more_than_that_the_others_were_stopped(play, monkeypatc
     monkeypatch.setattr(Play, "execute", lambda *args: (both.wait(), execute(*args)))
     _, outcomes = play(2, [1, 1], ["told", "failed"])
     assert [type(error) for error in outcomes] == [ConfigError] * 2
+
+
+def test_what_another_job_has_done_in_the_meantime_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "STOP_SIGNALS", ())
+    runs = tuple(Play(tmp_path / f"run{place}") for place in range(4))
+    for place in (0, 3):
+        schedule.mark_diverged(runs[place].folder, "too far")
+    Schedule(runs, [1], tmp_path / "queue", "", 0, lambda: None).execute(SerialCommunicator())
+    assert [len(run.ranks) for run in runs] == [0, 1, 1, 0]
 
 
 def test_the_longest_runs_come_first(tmp_path):

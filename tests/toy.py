@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -116,7 +117,7 @@ class Momentum:
 
     step: float = option(0.2, "step size")
     batch: int | None = option(None, "samples in a gradient")
-    hurt: str = option("", "what goes wrong at client 1 in round 3: raise, kill, nan, or slow in every round")
+    hurt: str = option("", "what goes wrong at client 1 in round 3: raise, kill, nan; in every round: slow, or hold")
 
     def init(self, fed: Federation, start: np.ndarray) -> Variables:
         return Variables(start, fed.map(lambda client, rng: 0 * client.gradient(start)), 0)
@@ -126,6 +127,8 @@ class Momentum:
             gradient = client.gradient(state.x, rng, self.batch)
             if self.hurt == "slow":
                 time.sleep(0.1)
+            if self.hurt == "hold" and Path("hold").exists():  # in the working directory
+                time.sleep(0.3)
             if self.hurt and client.number == 1 and fed.round == 3:
                 if self.hurt == "raise":
                     raise RuntimeError("something is wrong here")

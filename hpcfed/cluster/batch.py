@@ -27,6 +27,7 @@ class BatchJob:
     tasks, nodes : ranks, and nodes to spread them on (None: as SLURM likes).
     time : limit, as SLURM writes it.
     out : the folder, None for one named after the job.
+    resumed : the folder that ``resume`` goes on with.
     notice : seconds before the time limit at which the ranks are told: enough to end a round and write a checkpoint.
     array : number of tasks of an array that share a sweep.
     after : id of a job that must have succeeded first.
@@ -44,6 +45,7 @@ class BatchJob:
     account: str | None = None
     name: str | None = None
     out: str | None = None
+    resumed: str | None = None
     array: int | None = None
     after: str | None = None
 
@@ -93,7 +95,8 @@ class BatchJob:
             *lines,
             f"# {self.notice} seconds before the time limit SLURM sends USR1 to this shell. The ranks then write a",
             "# checkpoint and leave with status 75, the job is put back into the queue and goes on from there, until",
-            "# it is done. Further options of the command may follow the script's name.",
+            "# it is done, or three starts in a row have kept nothing. Further options of the command may follow the",
+            "# script's name.",
             "#",
         ]
 
@@ -127,9 +130,10 @@ class BatchJob:
             return [f'{launch if self.words[0] == "doctor" else "hpcfed"} {words}{out} "$@"']
         job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if self.array else "$SLURM_JOB_ID"
         folder = "$SLURM_ARRAY_JOB_ID" if self.array else "$SLURM_JOB_ID"
-        out = f"out={shlex.quote(self.out) if self.out else f'runs/{self.short_name}-{folder}'}"
+        given = self.out or self.resumed
+        out = f"out={shlex.quote(given) if given else f'runs/{self.short_name}-{folder}'}"
         if self.words[0] == "resume":
-            begin = [f'{launch} {words} "$@" &']
+            begin = [out, "", f'{launch} {words} "$@" &']
         elif self.words[0] in STUDIES:
             part = ' --part "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"' if self.array else ""
             begin = [out, "", "# The same command begins and goes on.", f'{launch} {words} --out "$out"{part} "$@" &']
@@ -143,6 +147,14 @@ class BatchJob:
                 f'    {launch} {words} --out "$out" "$@" &',
                 "fi",
             ]
+        begin[1:1] = [
+            "",
+            "# What is there, checkpoints and runs that have ended, and a note of the last starts that added nothing.",
+            r"""ended='.*/\(round-[0-9]+\|result.h5\|diverged.json\)'""",
+            r"""kept() { find "$out" -regex "$ended" -printf '%T@ %p\n' 2> /dev/null | sort; }""",
+            "before=$(kept)",
+            "idle=.hpcfed-idle-$SLURM_JOB_ID",
+        ]
         return [
             *begin,
             "ranks=$!",
@@ -162,8 +174,15 @@ class BatchJob:
             "",
             "# 75: a checkpoint is written and there is more to do; 138: USR1 came before there was anything to save.",
             "if [ $status -eq 75 ] || [ $status -eq 138 ] || { [ $status -eq 1 ] && lost 2> /dev/null; }; then",
-            f'    scontrol requeue "{job}"',
+            '    if [ "$(kept)" = "$before" ]; then echo $status >> $idle; else rm -f $idle; fi',
+            "    if [ ! -e $idle ] || [ $(wc -l < $idle) -lt 3 ]; then",
+            f'        scontrol requeue "{job}"',
+            "        exit $status",
+            "    fi",
+            '    echo "hpcfed: three starts in a row have kept nothing (status $(paste -sd " " $idle)), there" \\',
+            '        "is no fourth: give it more --time; hpcfed submit resume $out goes on with what is there" >&2',
             "fi",
+            "rm -f $idle",
             "exit $status",
         ]
 

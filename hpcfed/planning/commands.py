@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def _plan(
     if click.get_current_context().obj.communicator.size > 1:
         raise ConfigError("hpcfed plan needs no ranks: leave out mpirun or srun before it")
     path = Path(profile) if profile is not None else profiles.default_path()
-    known = profile is not None or path.exists()
+    known = profile is not None or os.path.exists(path)
     machine = profiles.read(path) if known else measure.measure(SerialCommunicator())
     logging.getLogger("hpcfed").setLevel(logging.WARNING)  # what the workload finds in its data is not the plan
     made = planning.make(run, nodes, ranks, machine)

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed import __version__
-from hpcfed.communicator import Communicator
+from hpcfed.communicator import Communicator, together
 from hpcfed.doctor.system import disk_speed, memory_limit, proc_size
 from hpcfed.environment import usable_cores
+from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation, PerClient
 from hpcfed.planning.network import Layout
 from hpcfed.planning.profile import Link, Profile, Timing, default_path
@@ -36,14 +37,26 @@ class Measurement:
     def execute(self, communicator: Communicator) -> None:
         """Measure the machine. Every rank must call it."""
         profile = measure(communicator)
+        path = self.out or default_path()
+        with together(communicator):
+            if communicator.rank == 0:
+                profile.write(path)
         if communicator.rank == 0:
-            path = self.out or default_path()
-            profile.write(path)
             print(f"{table(profile)}\nprofile {path}", flush=True)
 
 
 def measure(communicator: Communicator) -> Profile:
-    """The profile, on every rank."""
+    """The profile, on every rank.
+
+    Raises
+    ------
+    ConfigError
+        On every rank, if the current folder cannot be written.
+    """
+    disk = 0.0
+    with together(communicator):
+        if communicator.rank == 0:
+            disk = _disk()
     facts = communicator.gather((socket.gethostname(), usable_cores(), _memory()))
     nodes, crowd = communicator.nodes(), max(communicator.gather(communicator.local_size))
     cores = min(cores for _, cores, _ in facts)
@@ -74,7 +87,7 @@ def measure(communicator: Communicator) -> Profile:
         cores=cores,
         memory=min(memory for _, _, memory in facts),
         memory_speed=2 * COPIED * crowd / copying,
-        disk_speed=communicator.broadcast(disk_speed(".", WRITTEN) if communicator.rank == 0 else 0.0),
+        disk_speed=communicator.broadcast(disk),
         crowding=crowding,
         within=within,
         between=between if len(set(nodes)) > 1 else None,
@@ -167,6 +180,17 @@ def _time(communicator: Communicator, action: Callable[[], object], repeats: int
 
 def _repeats(size: int) -> int:
     return int(np.clip((1 << 25) // max(size, 1), 7, 101))
+
+
+def _disk() -> float:
+    """Bytes a second that reach the disk of the current folder."""
+    try:
+        return disk_speed(".", WRITTEN)
+    except OSError as error:
+        raise ConfigError(
+            f"the speed of the disk cannot be measured in {Path.cwd()}: {error.strerror}: change to a folder that can "
+            "be written, or plan by a --profile that was measured elsewhere"
+        ) from error
 
 
 def _memory() -> int:

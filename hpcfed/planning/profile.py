@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Le, MinLen
 
 from hpcfed.errors import ConfigError
 
+# Numbers from which time and memory can be computed.
+Count = Annotated[int, Ge(1), Le(10**18)]
+Quantity = Annotated[float, Ge(1e-18), Le(1e18)]
+# Characters of a wrong value, or of its name, that are shown.
+_SHOWN = 40
+
+
+class _Closed:
+    """What is read from a file has no other members than those it declares."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+
 
 @dataclass(frozen=True)
-class Link:
+class Link(_Closed):
     """How ranks talk over one kind of way, in the manner of LogGP (Alexandrov et al., SPAA 1995).
 
     Attributes
@@ -27,10 +40,10 @@ class Link:
     node_speed : bytes a second that all ranks of a node together send at most.
     """
 
-    latency: float
-    message: float
-    rank_speed: float
-    node_speed: float
+    latency: Quantity
+    message: Quantity
+    rank_speed: Quantity
+    node_speed: Quantity
 
     def carry(self, size: float, ranks: int) -> float:
         """Seconds in which each of some ranks of a node sends this many bytes, all at once."""
@@ -38,12 +51,12 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(_Closed):
     """A measured time: of a ``message`` or a collective (``ordered mean``, ``Allreduce``) of so many bytes."""
 
     what: str
-    size: int
-    seconds: float
+    size: Count
+    seconds: Quantity
 
 
 # What is assumed of a way that no measurement has gone: shared memory, and a network of 25 Gbit/s.
@@ -52,7 +65,7 @@ ASSUMED_BETWEEN = Link(latency=3e-5, message=3e-6, rank_speed=2.5e9, node_speed=
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(_Closed):
     """A machine as ``hpcfed doctor --measure`` found it. Speeds are bytes a second.
 
     Attributes
@@ -68,13 +81,13 @@ class Profile:
     timings : what was measured.
     """
 
-    hosts: tuple[str, ...]
-    ranks: int
-    cores: int
-    memory: int
-    memory_speed: float
-    disk_speed: float
-    crowding: float = 1.0
+    hosts: Annotated[tuple[str, ...], MinLen(1)]
+    ranks: Count
+    cores: Count
+    memory: Count
+    memory_speed: Quantity
+    disk_speed: Quantity
+    crowding: Quantity = 1.0
     within: Link | None = None
     between: Link | None = None
     timings: tuple[Timing, ...] = ()
@@ -91,10 +104,10 @@ class Profile:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-                json.dump(dataclasses.asdict(self), file, indent=2)
-                file.write("\n")
-            os.replace(file.name, path)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".hpcfed-profile-") as folder:
+                whole = Path(folder) / path.name
+                whole.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+                os.replace(whole, path)
         except OSError as error:
             raise ConfigError(
                 f"the profile {path} cannot be written: {error.strerror}: choose another --out"
@@ -114,28 +127,25 @@ def read(path: Path) -> Profile:
     ConfigError
         If there is none, or if it is not one.
     """
+    from pydantic import TypeAdapter, ValidationError
+
     remedy = "measure it with hpcfed doctor --measure, on several ranks"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--profile {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"--profile {path} is not JSON: {error}: {remedy}") from error
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--profile {path} cannot be read: {error.strerror}: name another, or {remedy}") from error
     try:
-        links = {name: Link(**facts[name]) if facts[name] else None for name in ("within", "between")}
-        timings = tuple(Timing(**timing) for timing in facts["timings"])
-        profile = Profile(**{**facts, **links, "hosts": tuple(facts["hosts"]), "timings": timings})
-        _check(dataclasses.asdict(profile))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"--profile {path} is no profile of a machine ({error}): {remedy}") from error
-    return profile
+        return TypeAdapter(Profile).validate_json(text, strict=True)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = _shown(".".join(map(str, wrong["loc"])))[1:-1]
+        value = f" = {_shown(wrong['input'])}" if place and wrong["type"] != "missing" else ""
+        said = wrong["msg"][:1].lower() + wrong["msg"][1:]
+        reason = f"{place}{value}: {said}" if place else said
+        raise ConfigError(f"--profile {path} is no profile of a machine ({reason}): {remedy}") from None
 
 
-def _check(facts: Mapping[str, Any], place: str = "") -> None:
-    """Every number is one that time and memory can be computed from."""
-    texts = ("hosts", "created", "hpcfed", "timings")
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            _check(value, f"{name}.")
-        elif name not in texts and value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{place}{name} = {value}")
+def _shown(value: Any) -> str:
+    """A value as JSON has it, or the beginning of a long one."""
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...{text[-1]}"
