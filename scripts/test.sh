@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The whole suite: format, lint, types, then the tests, those on several ranks and on a private SLURM last. Makes the environment if needed.
+# The whole suite: format, lint, types, then the tests, those on several ranks and on a private SLURM last. Makes the
+# environment if needed, and installs SLURM where root may (slurm.sh says when, and what leaves the system as it is).
 # Arguments go to pytest: scripts/test.sh -k checkpoint
 set -euo pipefail
 . "$(dirname "$0")/environment.sh" mpi,test
@@ -14,4 +15,5 @@ if [ $# -gt 0 ]; then
 fi
 pytest -n auto -m "not mpi and not slurm"
 pytest -m mpi
+bash scripts/slurm.sh
 pytest -m slurm

@@ -7,13 +7,13 @@ import dataclasses
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import private_slurm
 import pytest
 from click.testing import CliRunner
 from conftest import finish, start
@@ -286,163 +286,148 @@ class TestScripts:
 # -- on a real SLURM ---------------------------------------------------------------------------------------------------
 
 
-LAB = PROJECT.parent / "shared" / "lab" / "slurm_lab.sh"
-
-
-@contextlib.contextmanager
-def private_slurm(folder, port, nodes):
-    """A private SLURM of so many nodes; the environment in which its commands work."""
-    if not LAB.is_file():
-        pytest.skip("no script that brings up a private SLURM")
-    lab = folder / "lab"
-    environment = os.environ | {"SLURM_LAB": str(lab), "SLURM_LAB_PORT": str(port), "SLURM_LAB_NODES": str(nodes)}
-    up = subprocess.run(
-        ["bash", str(LAB), "up"], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    if up.returncode:
-        pytest.skip(f"SLURM cannot be installed or started here: {up.stderr.strip().splitlines()[-1:]}")
-    try:
-        configuration = lab / "etc" / "slurm.conf"
-        # Few clusters requeue by a job's status: the script must do it.
-        configuration.write_text(re.sub("RequeueExit=.*", "", configuration.read_text()))
-        found = {"SLURM_CONF": str(configuration)}
-        subprocess.run(["scontrol", "reconfigure"], env=os.environ | found, check=True)
-        yield found
-    finally:
-        subprocess.run(["bash", str(LAB), "down"], env=environment, timeout=60, check=False)
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """A private SLURM of one node."""
-    with private_slurm(tmp_path_factory.mktemp("slurm"), 27817, 1) as environment:
-        yield environment
+    """A private SLURM of three nodes."""
+    if why := private_slurm.missing():
+        pytest.skip(why)
+    with private_slurm.PrivateSlurm(tmp_path_factory.mktemp("slurm"), ["n1", "n2", "n3"]) as running:
+        yield running
 
 
-class Slurm:
-    """Jobs of a private SLURM, in a folder of their own."""
+class Jobs:
+    """Jobs of a private SLURM in a folder of their own. Those that are ``HELD`` do not end before they are let go."""
 
-    def __init__(self, environment, folder):
-        self.environment, self.folder = environment, folder
-
-    def processes(self, job, **named):
-        """The ids of a job's processes in whose environment these variables have these values."""
-        wanted = {"SLURM_JOB_ID": job, **self.environment, **named}
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                words = path.read_text(errors="replace").split("\0")
-                if all(f"{name}={value}" in words for name, value in wanted.items()):
-                    found.append(int(path.parent.name))
-        return found
+    def __init__(self, slurm, folder):
+        self.slurm, self.folder = slurm, folder
+        self.hold = folder / "hold"
+        self.hold.touch()
 
     def ask(self, *command, check=True):
-        return subprocess.run(
-            command, env=os.environ | self.environment, cwd=self.folder, capture_output=True, text=True, check=check
-        ).stdout
+        env = os.environ | self.slurm.environment
+        return subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, check=check).stdout
+
+    def submit(self, *words):
+        """The id of the job that ``hpcfed submit`` makes."""
+        command = [sys.executable, "-m", "hpcfed", "submit", *words]
+        with contextlib.chdir(self.folder):
+            done = finish(start(command, PYTHONPATH=TESTS, **self.slurm.environment), 60)
+        assert done.status == 0, done.err
+        return re.match(r"job (\d+)", done.out)[1]
+
+    def begin(self, *words):
+        """The id of a held job that has written checkpoints to the folder run."""
+        job = self.submit(*HELD, "--tasks", "2", "--out", "run", *words)
+        until(lambda: self.last_round() >= 2, 100)
+        return job
+
+    def last_round(self):
+        return last_round(self.folder / "run" / "checkpoints")
+
+    def rank(self, job, **named):
+        """The process of a rank, which is older than what the rank has started."""
+        return min(self.slurm.processes(SLURM_JOB_ID=job, **named))
 
     def log(self, job):
         """What the job has said."""
         return "\n".join(path.read_text() for path in self.folder.glob(f"*-{job}*.log"))
 
-    def submit(self, *words):
-        """The id of the job that ``hpcfed submit`` makes."""
-        with contextlib.chdir(self.folder):
-            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-            done = finish(
-                start(
-                    [sys.executable, "-m", "hpcfed", "submit", *words], PYTHONPATH=TESTS, PATH=path, **self.environment
-                ),
-                60,
-            )
-        assert done.status == 0, done.err
-        return re.match(r"job (\d+)", done.out)[1]
+    def shown(self, job, name):
+        """What SLURM knows of a job, by the name that it gives it."""
+        return re.search(rf"\b{name}=(\S*)", self.ask("scontrol", "show", "job", job))[1]
 
-    def state(self, job):
-        return re.search(r"JobState=(\w+)", self.ask("scontrol", "show", "job", job))[1]
-
-    def wait(self, job, seconds=150):
-        """The final state of a job: one in which it stays."""
+    def wait(self, job, seconds=200):
+        """The final state of a job: success, or one in which it stays for a while."""
         seen = []
 
         def rests():
-            seen.append(self.state(job))
-            time.sleep(0.5)
-            return len(set(seen[-6:])) == 1 < len(seen) - 4 and seen[-1] not in ("PENDING", "RUNNING", "COMPLETING")
+            seen.append(self.shown(job, "JobState"))
+            time.sleep(0.25)
+            stays = len(seen) > 8 and len(set(seen[-8:])) == 1
+            return seen[-1] == "COMPLETED" or (stays and seen[-1] not in ("PENDING", "RUNNING", "COMPLETING"))
 
         until(rests, seconds)
         return seen[-1]
 
+    def digest(self):
+        return read_attributes(self.folder / "run" / "result.h5")["digest"]
+
 
 @pytest.fixture
 def jobs(slurm, tmp_path):
-    return Slurm(slurm, tmp_path)
+    jobs = Jobs(slurm, tmp_path)
+    yield jobs
+    jobs.ask("scancel", "--user", "root")
 
 
-LONG = [*TOY, "--algorithm", "toy:Momentum", "--rounds", "150"]
-SLOW = [*LONG, "--hurt", "slow"]  # 15 s of sleep
+LONG = [*TOY, "--algorithm", "toy:Momentum", "--rounds", "70"]
+HELD = [*LONG, "--hurt", "hold"]  # a minute on two ranks
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The digest of the slow run, alone and without its sleep."""
+    """The digest of the held run, alone and let go from the start."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     assert finish(start([*SERIAL, *LONG, "--out", str(folder)], PYTHONPATH=TESTS), 120).status == 0
     return read_attributes(folder / "result.h5")["digest"]
 
 
 @pytest.mark.slurm
+@pytest.mark.timeout(600)
 class TestSlurm:
     """Whatever the cluster does to a job, it ends with the digest of an undisturbed run."""
 
     def test_a_notice_and_a_lost_node(self, jobs, undisturbed):
         """After the signal that comes before the time limit it saves and is requeued, after the loss of its node it is
         requeued. Each time it goes on."""
-        job = jobs.submit(*SLOW, "--tasks", "2", "--out", "run")
-        points = jobs.folder / "run" / "checkpoints"
-        until(lambda: last_round(points) >= 2, 60)
+        job = jobs.begin()
         jobs.ask("scancel", "--signal=USR1", "--batch", job)
         until(lambda: "checkpoint written" in jobs.log(job), 60)
-        saved = last_round(points)
-        until(lambda: last_round(points) > saved, 90)
-        node = jobs.ask("sinfo", "-h", "-N", "-o", "%n").split()[0]
+        saved = jobs.last_round()
+        until(lambda: jobs.last_round() > saved, 100)
+        node = jobs.shown(job, "BatchHost")
         jobs.ask("scontrol", "update", f"node={node}", "state=down", "reason=lost")
-        until(lambda: jobs.state(job) != "RUNNING", 60)
+        until(lambda: jobs.shown(job, "JobState") != "RUNNING", 60)
         jobs.ask("scontrol", "update", f"node={node}", "state=resume", check=False)  # it may have come back by itself
+        jobs.hold.unlink()
         assert jobs.wait(job) == "COMPLETED", jobs.log(job)
-        assert read_attributes(jobs.folder / "run" / "result.h5")["digest"] == undisturbed
+        assert jobs.shown(job, "Restarts") == "2"
+        assert jobs.digest() == undisturbed
 
     def test_the_time_limit_itself(self, jobs, undisturbed):
-        """A minute is the shortest limit that SLURM knows; the notice comes so early that some rounds are left."""
-        job = jobs.submit(*SLOW, "--tasks", "2", "--time", "1", "--notice", "50", "--out", "run")
+        """A minute is the shortest limit that SLURM knows, and it looks at the clock twice a minute; the notice comes
+        so early that some rounds are left."""
+        job = jobs.begin("--time", "1", "--notice", "50")
         chain = jobs.submit("plot", "run", "--after", job)
-        assert jobs.wait(chain, 240) == "COMPLETED", jobs.log(job)
-        assert jobs.state(job) == "COMPLETED"
-        assert "go on with" in jobs.log(job)
+        until(lambda: "go on with" in jobs.log(job), 100)
+        jobs.hold.unlink()
+        assert jobs.wait(chain) == "COMPLETED", jobs.log(job)
+        assert jobs.shown(job, "JobState") == "COMPLETED"
         assert "run/convergence.png" in jobs.log(chain)
-        assert read_attributes(jobs.folder / "run" / "result.h5")["digest"] == undisturbed
+        assert jobs.digest() == undisturbed
 
     def test_a_cancelled_run_can_be_resumed(self, jobs, undisturbed):
-        job = jobs.submit(*SLOW, "--tasks", "2", "--out", "run")
-        until(lambda: last_round(jobs.folder / "run" / "checkpoints") >= 2, 60)
+        job = jobs.begin()
         jobs.ask("scancel", job)
         assert jobs.wait(job) == "CANCELLED"
-        after = jobs.submit("resume", str(jobs.folder / "run"), "--tasks", "1")
+        jobs.hold.unlink()
+        after = jobs.submit("resume", "run", "--tasks", "1")
         assert jobs.wait(after) == "COMPLETED", jobs.log(after)
-        assert read_attributes(jobs.folder / "run" / "result.h5")["digest"] == undisturbed
+        assert jobs.digest() == undisturbed
 
     def test_an_array_of_four_shares_a_sweep_and_a_chain_draws_it(self, jobs):
         """One of the four is stopped and requeued; the chain waits for it, too."""
         methods = '[base.algorithm]\nname = "toy:Momentum"\n{}[sweep]\nstep = [0.1, 0.2]\nseeds = [0, 1]\n'
-        base = '[base.workload]\nname = "toy:Quadratics"\n[base.run]\nrounds = 20\n'
-        (jobs.folder / "s.toml").write_text(base + methods.format('hurt = "slow"\n'))
+        base = '[base.workload]\nname = "toy:Quadratics"\n[base.run]\nrounds = 40\n'
+        (jobs.folder / "s.toml").write_text(base + methods.format('hurt = "hold"\n'))
         (jobs.folder / "alone.toml").write_text(base + methods.format(""))
         array = jobs.submit("sweep", "s.toml", "--array", "4", "--out", "s")
         chain = jobs.submit("plot", "s", "--after", array)
-        until(lambda: len(list(jobs.folder.glob("s/*seed*/metrics.jsonl"))) == 4, 60)
+        until(lambda: len(list(jobs.folder.glob("s/*seed*/metrics.jsonl"))) == 4, 100)
         jobs.ask("scancel", "--signal=USR1", "--batch", f"{array}_2")
+        until(lambda: "checkpoints written" in jobs.log(f"{array}-2"), 60)
+        jobs.hold.unlink()
         assert jobs.wait(chain) == "COMPLETED", jobs.log(chain)
-        assert "checkpoints written" in jobs.log(f"{array}-2")
         assert (jobs.folder / "s" / "sensitivity.png").is_file()
         alone = jobs.folder / "alone"
         command = [*SERIAL, "sweep", f"{alone}.toml", "--out", str(alone)]
@@ -455,42 +440,32 @@ class TestSlurm:
 
     def test_a_killed_rank_is_outlived_within_an_allocation(self, jobs, undisturbed):
         """By mpirun: srun would end the others."""
-        job = jobs.submit(*SLOW, "--on-failure", "takeover", "--tasks", "2", "--out", "run")
-        until(lambda: last_round(jobs.folder / "run" / "checkpoints") >= 2, 60)
-        os.kill(min(jobs.processes(job, OMPI_COMM_WORLD_RANK="1")), signal.SIGKILL)
+        job = jobs.begin("--on-failure", "takeover")
+        os.kill(jobs.rank(job, OMPI_COMM_WORLD_RANK="1"), signal.SIGKILL)
+        until(lambda: "rank 1 was lost" in jobs.log(job), 60)
+        jobs.hold.unlink()
         assert jobs.wait(job) == "COMPLETED", jobs.log(job)
-        assert "Restarts=0" in jobs.ask("scontrol", "show", "job", job)
-        assert "rank 1 was lost" in jobs.log(job)
-        assert read_attributes(jobs.folder / "run" / "result.h5")["digest"] == undisturbed
+        assert jobs.shown(job, "Restarts") == "0"
+        assert jobs.digest() == undisturbed
 
     def test_a_killed_rank_is_no_lost_node(self, jobs):
         """Whatever killed it would kill it again: the job ends."""
-        job = jobs.submit(*SLOW, "--tasks", "2", "--out", "run")
-        until(lambda: last_round(jobs.folder / "run" / "checkpoints") >= 2, 60)
-        os.kill(min(jobs.processes(job, PMIX_RANK="1")), signal.SIGKILL)
+        job = jobs.begin()
+        os.kill(jobs.rank(job, PMIX_RANK="1"), signal.SIGKILL)
         assert jobs.wait(job) == "FAILED"
-        assert "Restarts=0" in jobs.ask("scontrol", "show", "job", job)
+        assert jobs.shown(job, "Restarts") == "0"
         assert "go on with hpcfed resume run" in jobs.log(job)
 
-    def test_a_node_that_goes_with_all_that_runs_on_it(self, tmp_path, undisturbed):
-        """The other node, where the script runs, sees the end of the ranks long before SLURM sees that of the node."""
-        with private_slurm(tmp_path, 27917, 2) as environment:
-            jobs = Slurm(environment, tmp_path)
-            job = jobs.submit(*SLOW, "--tasks", "2", "--nodes", "2", "--out", "run")
-            until(lambda: last_round(tmp_path / "run" / "checkpoints") >= 2, 60)
-            ranks = jobs.processes(job, SLURMD_NODENAME="n2", PMIX_RANK="1")
-            daemons = {
-                int((Path("/proc") / str(rank) / "stat").read_text().rpartition(")")[2].split()[1]) for rank in ranks
-            }
-            daemons.add(int((tmp_path / "lab" / "run" / "slurmd.n2.pid").read_text()))
-            for process in (*daemons, *ranks):
-                os.kill(process, signal.SIGKILL)
-            until(lambda: "Restarts=1" in jobs.ask("scontrol", "show", "job", job), 60)
-            jobs.ask("scontrol", "update", "node=n2", "state=down", "reason=lost")
-            until(lambda: jobs.state(job) == "PENDING", 60)
-            shutil.rmtree(tmp_path / "lab" / "run" / "spool.n2")  # a node that starts anew knows of no job
-            (tmp_path / "lab" / "run" / "spool.n2").mkdir()
-            jobs.ask("slurmd", "-c", "-N", "n2")
-            jobs.ask("scontrol", "update", "node=n2", "state=resume", check=False)
-            assert jobs.wait(job) == "COMPLETED", jobs.log(job)
-            assert read_attributes(tmp_path / "run" / "result.h5")["digest"] == undisturbed
+    def test_a_node_that_goes_with_all_that_runs_on_it(self, jobs, undisturbed):
+        """The other node, where the script runs, sees the end of the ranks long before SLURM sees that of the node; the
+        job goes on with a third one."""
+        job = jobs.begin("--nodes", "2")
+        assert jobs.shown(job, "NodeList") == "n[1-2]"
+        jobs.slurm.lose_node("n2")
+        until(lambda: (jobs.shown(job, "Restarts"), jobs.shown(job, "NodeList")) == ("1", "n2"), 100)
+        time.sleep(7)  # SLURM sees it later than the job's credential, with which no node would start it, has expired
+        jobs.ask("scontrol", "update", "node=n2", "state=down", "reason=lost")
+        jobs.hold.unlink()
+        assert jobs.wait(job) == "COMPLETED", jobs.log(job)
+        assert jobs.shown(job, "NodeList") == "n[1,3]"
+        assert jobs.digest() == undisturbed
