@@ -19,11 +19,13 @@ from hpcfed.environment import usable_cores
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation, PerClient
 from hpcfed.planning.network import Layout
-from hpcfed.planning.profile import Link, Profile, Timing, default_path
+from hpcfed.planning.profile import ASSUMED_BETWEEN, ASSUMED_WITHIN, Link, Profile, Timing, default_path
 
 # Bytes of the messages that two ranks exchange, and of the arrays whose mean all ranks compute.
 MESSAGES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 22)
 ARRAYS = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
+# Series of calls, of which the fastest counts.
+SERIES = 7
 # Bytes that are copied in memory, and written to the disk.
 COPIED, WRITTEN = 1 << 26, 1 << 26
 
@@ -139,7 +141,8 @@ def _link(communicator: Communicator, near: bool, timings: list[Timing]) -> Link
     large = _everyone(communicator, partners, size)
     sent = max(nodes.count(node) for node in nodes) * most * size
     turns = max(1.0, communicator.local_size / usable_cores())
-    message = max((small - latency) / (most - 1) / turns, 1e-9) if most > 1 else latency
+    assumed = ASSUMED_WITHIN if near else ASSUMED_BETWEEN  # of further messages, where a rank sends but one
+    message = max((small - latency) / (most - 1) / turns, 1e-9) if most > 1 else min(latency, assumed.message)
     return Link(latency, communicator.broadcast(message), rank_speed, sent / max(large - small, 1e-9))
 
 
@@ -167,15 +170,20 @@ def _everyone(communicator: Communicator, partners: list[bool], size: int) -> fl
 
 
 def _time(communicator: Communicator, action: Callable[[], object], repeats: int) -> float:
-    """Seconds that the slowest rank takes, of the fastest repetition: what others do here only adds to them."""
+    """Seconds that the slowest rank takes, of the fastest of some series: what others do here only adds to them.
+
+    In a series it no longer matters that ranks begin it up to a latency apart.
+    """
+    action()
+    length = max(1, repeats // SERIES)
     seconds = []
-    for _ in range(repeats + 1):
+    for _ in range(SERIES):
         communicator.sum(np.zeros(1))
         start = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - start)
-    slowest = communicator.maximum(np.array(seconds[1:]))
-    return float(slowest.min())
+        for _ in range(length):
+            action()
+        seconds.append((time.perf_counter() - start) / length)
+    return float(communicator.maximum(np.array(seconds)).min())
 
 
 def _repeats(size: int) -> int:

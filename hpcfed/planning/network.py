@@ -86,7 +86,8 @@ class Network:
             return inner + (_log(nodes) * between.latency if nodes > 1 else 0.0)
 
         if call.kind == "exchange":
-            messages = (crowd - 1) * within.message + (ranks - crowd) * between.message
+            # The latency is that of an exchange of one message.
+            messages = (crowd - 1) * within.message + (ranks - crowd) * between.message - slowest.message
             far = between.carry(call.far, crowd) if nodes > 1 else 0.0
             return slowest.latency + messages * self.waiting + within.carry(call.near, crowd) + far
         passed = call.near * (ranks - 1) / ranks
