@@ -13,9 +13,9 @@ def main() -> None:
     args = [word for word in sys.argv[1:] if word != "--no-mpi-tuning"]
     tuned = environment.tune() if len(args) == len(sys.argv) - 1 else {}
     environment.return_freed_memory()
-    from hpcfed import cli
+    from hpcfed.cli import commands
 
-    cli.main(tuned, args)
+    commands.main(tuned, args)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ from annotated_types import Ge
 
 from hpcfed import __version__, registry
 from hpcfed.capabilities import explain_missing
-from hpcfed.checkpoint import KEEP
 from hpcfed.errors import ConfigError
 from hpcfed.lipschitz import check_step
 from hpcfed.options import option
-from hpcfed.state_hdf5 import keeps_clients
+from hpcfed.run.checkpoint import KEEP
+from hpcfed.run.state_hdf5 import keeps_clients
 
 SECTIONS = ("workload", "algorithm", "compressor")
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the configured value, where --tune names an option without values

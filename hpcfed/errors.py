@@ -1,7 +1,7 @@
 """What can go wrong, by who can mend it.
 
-Every message is one line that names the thing, the value and the remedy. Only ``hpcfed.cli`` prints an error and
-turns it into an exit status.
+Every message is one line that names the thing, the value and the remedy. Only `hpcfed.cli.commands` prints an error
+and turns it into an exit status.
 """
 
 from __future__ import annotations

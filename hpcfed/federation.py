@@ -15,13 +15,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from hpcfed import device_exchange, devices, exchange, sharing
-from hpcfed.communicator import Communicator, SerialCommunicator, together
+from hpcfed import devices
 from hpcfed.errors import everywhere, portable
-from hpcfed.journal import Journal
+from hpcfed.exchange import on_devices, sharing, sums
+from hpcfed.exchange.parcel import Parcel
+from hpcfed.exchange.routes import Routes
 from hpcfed.ledger import Ledger
-from hpcfed.parcel import Parcel
-from hpcfed.routes import Routes
+from hpcfed.ranks.communicator import Communicator, SerialCommunicator, together
+from hpcfed.run.journal import Journal
 from hpcfed.streams import Purpose, Streams
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class Federation:
     weights : weights of the clients in weighted means, in id order; equal ones by default.
     device : where this rank's clients compute.
     routes : chooses the way that quantized messages go.
-    residuals : this round's `hpcfed.feedback.Residuals` under error feedback, None without it.
+    residuals : this round's `hpcfed.exchange.feedback.Residuals` under error feedback, None without it.
     journal : the run's journal, for `note`.
     absent : ids, in order, of clients that have left: they take part in nothing. Each of the others remains what it is
         in a federation of ``num_clients``, but means are over those present.
@@ -273,8 +274,8 @@ class Federation:
         compressor = self.compressor if lossy else None
         with self.ledger.clock("exchange"):
             if kind == "torch":  # the same on every rank, as the types and devices of the values are
-                return device_exchange.combine(parcel, sent, shape, dtype, self.device, self.sum_order)
-            result = exchange.combine(parcel, sent, shape, dtype, compressor, self.sum_order)
+                return on_devices.combine(parcel, sent, shape, dtype, self.device, self.sum_order)
+            result = sums.combine(parcel, sent, shape, dtype, compressor, self.sum_order)
         return devices.from_host(result, backend, self.device)
 
     def largest(self, values: PerClient[Any]) -> Any:

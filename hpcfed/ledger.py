@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpcfed.communicator import Communicator
+from hpcfed.ranks.communicator import Communicator
 
 TRAFFIC = ("wire_bytes_up", "wire_bytes_down", "paper_bits_up", "paper_bits_down")
 WORK = ("samples", "gradients", "jacobian_products", "hessian_products")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpcfed.communicator import Communicator
 from hpcfed.devices import Device
 from hpcfed.errors import ConfigError
+from hpcfed.ranks.communicator import Communicator
 
 
 def available() -> int:

@@ -25,10 +25,12 @@ environment.tune()  # before NumPy and MPI are loaded
 
 import numpy as np  # noqa: E402
 
-from hpcfed import checkpoint, communicator, hdf5, state_hdf5  # noqa: E402
+from hpcfed import hdf5  # noqa: E402
 from hpcfed.algorithms.fpdfp import FpdfpState  # noqa: E402
-from hpcfed.checkpoint import Checkpoint, Writer  # noqa: E402
 from hpcfed.federation import Federation  # noqa: E402
+from hpcfed.ranks import communicator  # noqa: E402
+from hpcfed.run import checkpoint, state_hdf5  # noqa: E402
+from hpcfed.run.checkpoint import Checkpoint, Writer  # noqa: E402
 
 ROUND_SECONDS = 0.5
 ROUNDS = 4

@@ -27,7 +27,7 @@ from hpcfed import registry  # noqa: E402
 from hpcfed.algorithms.mfcgd import Mfcgd  # noqa: E402
 from hpcfed.capabilities import Compositional  # noqa: E402
 from hpcfed.federation import Federation  # noqa: E402
-from hpcfed.mpi_communicator import MpiCommunicator  # noqa: E402
+from hpcfed.ranks.mpi import MpiCommunicator  # noqa: E402
 from hpcfed.streams import Streams  # noqa: E402
 from hpcfed.workloads.robust import Robust  # noqa: E402
 

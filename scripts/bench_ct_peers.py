@@ -31,7 +31,7 @@ import numpy as np  # noqa: E402
 from hpcfed.algorithms.fpdfp import Fpdfp  # noqa: E402
 from hpcfed.algorithms.vm_pdfp import VmPdfp  # noqa: E402
 from hpcfed.federation import Federation  # noqa: E402
-from hpcfed.mpi_communicator import MpiCommunicator  # noqa: E402
+from hpcfed.ranks.mpi import MpiCommunicator  # noqa: E402
 from hpcfed.streams import Streams  # noqa: E402
 from hpcfed.workloads.ct import Ct  # noqa: E402
 

@@ -28,7 +28,7 @@ from hpcfed.compressors.grid import Grid  # noqa: E402
 from hpcfed.compressors.qsgd import Qsgd  # noqa: E402
 from hpcfed.compressors.raw import load_kernel  # noqa: E402
 from hpcfed.federation import Federation, PerClient  # noqa: E402
-from hpcfed.mpi_communicator import MpiCommunicator  # noqa: E402
+from hpcfed.ranks.mpi import MpiCommunicator  # noqa: E402
 
 BLOCK = "65536"
 

@@ -27,9 +27,10 @@ environment.tune()  # before NumPy and MPI are loaded
 
 import h5py  # noqa: E402
 
-from hpcfed import communicator, config  # noqa: E402
-from hpcfed.run_folder import RunFolder  # noqa: E402
-from hpcfed.runner import Run, Stop  # noqa: E402
+from hpcfed import config  # noqa: E402
+from hpcfed.ranks import communicator  # noqa: E402
+from hpcfed.run.run_folder import RunFolder  # noqa: E402
+from hpcfed.run.runner import Run, Stop  # noqa: E402
 
 CASES = {
     "ct": "ct --shape 64,64,16 --views 165 --detector 96 --device cpu",

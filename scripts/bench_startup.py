@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from hpcfed import environment
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 BARE = """
 import numpy, scipy, scipy.sparse, h5py

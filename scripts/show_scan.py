@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from skimage.filters import threshold_otsu
 from sklearn.metrics import matthews_corrcoef
 
-from hpcfed import config, run_folder
+from hpcfed import config
 from hpcfed.federation import Federation
 from hpcfed.plots.looks import STYLE, save
-from hpcfed.run_folder import RunFolder
+from hpcfed.run import run_folder
+from hpcfed.run.run_folder import RunFolder
 from hpcfed.streams import Streams
 from hpcfed.workloads.ct import Ct
 

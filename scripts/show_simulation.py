@@ -22,10 +22,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from show_scan import saved_in_grey
 
-from hpcfed import config, run_folder
+from hpcfed import config
 from hpcfed.federation import Federation
 from hpcfed.plots.looks import STYLE
-from hpcfed.run_folder import RunFolder
+from hpcfed.run import run_folder
+from hpcfed.run.run_folder import RunFolder
 from hpcfed.streams import Streams
 
 Volume = NDArray[np.float32]

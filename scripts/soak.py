@@ -46,11 +46,11 @@ environment.tune()
 
 import fuzz_scans  # noqa: E402
 
-from hpcfed import checkpoint  # noqa: E402
 from hpcfed.cluster import launcher  # noqa: E402
 from hpcfed.errors import CheckpointError  # noqa: E402
-from hpcfed.result import read_attributes  # noqa: E402
-from hpcfed.run_folder import RunFolder  # noqa: E402
+from hpcfed.run import checkpoint  # noqa: E402
+from hpcfed.run.result import read_attributes  # noqa: E402
+from hpcfed.run.run_folder import RunFolder  # noqa: E402
 
 LIMIT = 120.0  # seconds after which a command counts as hanging
 EVERY = 3
@@ -353,7 +353,7 @@ def is_as_good(path: Path, original: bytes) -> bool:
 
 def fuzzed(chance: random.Random, parent: Path) -> str:
     """Fifty configurations, each in a child of this process that has all modules loaded."""
-    from hpcfed import flags
+    from hpcfed.cli import flags
 
     told: collections.Counter[int] = collections.Counter()
     for _ in range(50):
@@ -408,10 +408,11 @@ def in_a_child(words: list[str], output: Path) -> tuple[int, str]:
             with output.open("w") as file:
                 for stream in (1, 2):
                     os.dup2(file.fileno(), stream)
-            from hpcfed import cli, plots
+            from hpcfed import plots
+            from hpcfed.cli import commands
 
             plots.draw = lambda *args: []  # pictures take most of the time, and others test them
-            cli.main({}, words)
+            commands.main({}, words)
         except SystemExit as leave:
             status = leave.code if isinstance(leave.code, int) else 70
         finally:

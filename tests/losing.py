@@ -16,8 +16,9 @@ from typing import Any
 
 import toy
 
-from hpcfed import checkpoint, faults, result
 from hpcfed.options import option
+from hpcfed.ranks import faults
+from hpcfed.run import checkpoint, result
 
 _DEATHS = os.environ.get("HPCFED_TEST_LOSE", "").split()
 _RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "0")

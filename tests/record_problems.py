@@ -14,8 +14,8 @@ from hpcfed.algorithms.interleaved import Interleaved
 from hpcfed.algorithms.priv_pub import PrivPub
 from hpcfed.algorithms.pub_priv import PubPriv
 from hpcfed.federation import Federation
-from hpcfed.journal import Journal
 from hpcfed.privacy import engine
+from hpcfed.run.journal import Journal
 from hpcfed.streams import Streams
 
 METHODS = [DpShuffle, PrivPub, PubPriv, Interleaved]

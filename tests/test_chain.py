@@ -18,11 +18,12 @@ from test_communicator import on_ranks
 from test_exchange import CLIENTS, COHORTS, arrays, exact_mean, send, serial
 from test_shared_memory import WEIGHTS, digest, shrink
 
-from hpcfed import chain, routes, shared_memory
-from hpcfed.communicator import SerialCommunicator
 from hpcfed.compressors import raw
-from hpcfed.mpi_communicator import MpiCommunicator
-from hpcfed.routes import Routes
+from hpcfed.exchange import chain, routes
+from hpcfed.exchange.routes import Routes
+from hpcfed.ranks import shared_memory
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.ranks.mpi import MpiCommunicator
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from test_communicator import on_ranks
 
-from hpcfed.checkpoint import Checkpoint, latest, load, round_of, save, verify
 from hpcfed.errors import CheckpointError
 from hpcfed.federation import Federation, PerClient
+from hpcfed.run.checkpoint import Checkpoint, latest, load, round_of, save, verify
 
 
 @dataclass(frozen=True)

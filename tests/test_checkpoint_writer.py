@@ -18,15 +18,16 @@ from conftest import finish, start
 from test_checkpoint import CLIENTS, Plain, State, same, state_on
 from test_communicator import on_ranks
 
-from hpcfed import checkpoint, hdf5
-from hpcfed.checkpoint import Checkpoint, Writer, latest, load, round_of, verify
-from hpcfed.communicator import SerialCommunicator
+from hpcfed import hdf5
 from hpcfed.config import assemble
 from hpcfed.errors import DivergedError, HpcfedError
 from hpcfed.federation import Federation
-from hpcfed.result import read_attributes
-from hpcfed.run_folder import RunFolder, create
-from hpcfed.runner import Run
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.run import checkpoint
+from hpcfed.run.checkpoint import Checkpoint, Writer, latest, load, round_of, verify
+from hpcfed.run.result import read_attributes
+from hpcfed.run.run_folder import RunFolder, create
+from hpcfed.run.runner import Run
 
 TESTS = str(Path(__file__).parent)
 SERIAL = [sys.executable, "-m", "hpcfed"]

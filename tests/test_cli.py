@@ -15,14 +15,15 @@ import pytest
 import toy
 from conftest import Finished, finish, start
 
-from hpcfed import cli, registry
-from hpcfed.checkpoint import latest, round_of
+from hpcfed import registry
+from hpcfed.cli import commands
 from hpcfed.config import RunOptions
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.ledger import TRAFFIC
-from hpcfed.recorder import clock, summary
-from hpcfed.run_folder import RunFolder, create
-from hpcfed.runner import STOP_SIGNALS
+from hpcfed.run.checkpoint import latest, round_of
+from hpcfed.run.recorder import clock, summary
+from hpcfed.run.run_folder import RunFolder, create
+from hpcfed.run.runner import STOP_SIGNALS
 
 TOY = ("toy:Quadratics", "--size", "10", "--rounds", "4")
 
@@ -39,7 +40,7 @@ def command(monkeypatch, capsys, tmp_path):
     def go(*args):
         monkeypatch.setattr(sys, "argv", ["hpcfed", *args])
         with pytest.raises(SystemExit) as left:
-            cli.main({}, list(args))
+            commands.main({}, list(args))
         return Finished(left.value.code, *capsys.readouterr())
 
     yield go
@@ -442,8 +443,8 @@ class TestAsAProcess:
 
     def test_a_small_run_loads_neither_mpi_nor_torch(self, tmp_path):
         code = (
-            "import sys; from hpcfed import cli; sys.argv = ['hpcfed', *sys.argv[1:]]\n"
-            "try: cli.main({})\n"
+            "import sys; from hpcfed.cli import commands; sys.argv = ['hpcfed', *sys.argv[1:]]\n"
+            "try: commands.main({})\n"
             "finally: print('loaded', *{'mpi4py', 'torch', 'astra', 'numba'} & set(sys.modules))"
         )
         command = [sys.executable, "-c", code, *TOY, "--out", str(tmp_path / "a")]

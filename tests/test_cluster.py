@@ -19,12 +19,13 @@ from click.testing import CliRunner
 from conftest import finish, start
 from test_interruption import ROUNDS, SERIAL, TESTS, TOY, uninterrupted, until  # noqa: F401
 
-from hpcfed import cli, cli_cluster, registry
-from hpcfed.checkpoint import last_round
+from hpcfed import registry
+from hpcfed.cli import cluster, commands
 from hpcfed.cluster.batch import BatchJob, _seconds, submit
 from hpcfed.cluster.launcher import Launcher, find
 from hpcfed.errors import ConfigError, HpcfedError
-from hpcfed.result import read_attributes
+from hpcfed.run.checkpoint import last_round
+from hpcfed.run.result import read_attributes
 
 PROJECT = Path(__file__).resolve().parents[1]
 VERSIONS = {"Open MPI": "mpirun (Open MPI) 5.0.8", "MPICH": "HYDRA build details:", "Intel MPI": "Intel(R) MPI Library"}
@@ -119,8 +120,8 @@ class TestLine:
         (tmp_path / "run").mkdir()
         for said in ("takeover", "stop"):
             (tmp_path / "run" / "config.toml").write_text(f'[run]\non_failure = "{said}"\n')
-            assert cli_cluster._on_failure(words) == said
-        assert cli_cluster._on_failure(["ct", "x"]) == "stop"
+            assert cluster._on_failure(words) == said
+        assert cluster._on_failure(["ct", "x"]) == "stop"
 
 
 def launch(*words, **environment):
@@ -176,7 +177,7 @@ class TestScripts:
         line = next(line for line in path.read_text().splitlines() if "hpcfed submit" in line)
         words = shlex.split(line.lstrip("# "))
         monkeypatch.setattr(sys, "argv", words)
-        written = CliRunner().invoke(cli.commands, [*words[1:], "--dry-run"], catch_exceptions=False)
+        written = CliRunner().invoke(commands.commands, [*words[1:], "--dry-run"], catch_exceptions=False)
         assert written.output == path.read_text()
 
     @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ class TestScripts:
         assert BatchJob(["ct"], 1, time=time, notice=seconds - 1 if seconds else 120).time == time
 
     def test_no_option_of_a_run_has_a_name_that_submit_takes(self):
-        taken = {parameter.name for parameter in cli_cluster.submit.params} - {"out", "words"}
+        taken = {parameter.name for parameter in cluster.submit.params} - {"out", "words"}
         for kind, table in (("workload", registry.WORKLOADS), ("algorithm", registry.ALGORITHMS)):
             for name in table:
                 options = {field.name for field in dataclasses.fields(registry.load(kind, name))}

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from conftest import finish, mpi_command, start
 
-from hpcfed import shared_memory
-from hpcfed.communicator import SerialCommunicator, connect
 from hpcfed.environment import launched_ranks
 from hpcfed.errors import ConfigError
-from hpcfed.mpi_communicator import MpiCommunicator
+from hpcfed.ranks import shared_memory
+from hpcfed.ranks.communicator import SerialCommunicator, connect
+from hpcfed.ranks.mpi import MpiCommunicator
 
 
 class Board:
@@ -307,7 +307,7 @@ def test_the_launcher_is_found_from_its_variables(environment, expected):
 
 
 def test_without_a_launcher_mpi_is_not_loaded():
-    code = "import sys; from hpcfed.communicator import connect; connect({}); print('mpi4py' in sys.modules)"
+    code = "import sys; from hpcfed.ranks.communicator import connect; connect({}); print('mpi4py' in sys.modules)"
     assert finish(start([sys.executable, "-c", code]), 30).out.strip() == "False"
     assert isinstance(connect({}), SerialCommunicator)
 

@@ -28,8 +28,8 @@ from hpcfed.capabilities import (
     Smooth,
     explain_missing,
 )
-from hpcfed.checkpoint import Checkpoint, load, save
 from hpcfed.federation import Federation, PerClient
+from hpcfed.run.checkpoint import Checkpoint, load, save
 from hpcfed.streams import Streams
 
 SMALL = {

@@ -15,10 +15,10 @@ import pytest
 from conftest import finish, start
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from hpcfed import run_folder, summary
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
 from hpcfed.lipschitz import lipschitz_constant
+from hpcfed.run import run_folder, summary
 from hpcfed.streams import Streams
 from hpcfed.workloads.ct import Ct
 

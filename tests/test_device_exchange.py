@@ -20,14 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_communicator import on_ranks
 
-from hpcfed import cuda_aware, device_exchange, devices, runner
-from hpcfed.communicator import SerialCommunicator
+from hpcfed import devices
 from hpcfed.compressors.qsgd import Qsgd
-from hpcfed.cuda_aware import SWITCH, ask
 from hpcfed.devices import Device
+from hpcfed.exchange import on_devices
 from hpcfed.federation import Federation
 from hpcfed.ledger import TRAFFIC, Ledger
-from hpcfed.mpi_communicator import MpiCommunicator
+from hpcfed.ranks import cuda_aware
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.ranks.cuda_aware import SWITCH, ask
+from hpcfed.ranks.mpi import MpiCommunicator
+from hpcfed.run import runner
 from hpcfed.streams import Streams
 
 torch = pytest.importorskip("torch")
@@ -168,7 +171,7 @@ def test_real_ranks_do_so_too():
 
 
 def test_long_tensors_travel_in_several_passes(staged, monkeypatch):
-    monkeypatch.setattr(device_exchange, "ELEMENTS_A_PASS", 600)
+    monkeypatch.setattr(on_devices, "ELEMENTS_A_PASS", 600)
     expected, _ = by_the_host((1003,), np.float32, weighted=True)
     for ranks in (2, 3):
         for found, _, tensors in on_ranks(ranks, lambda comm: outcome(comm, (1003,), np.float32, weighted=True)):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.communicator import SerialCommunicator
-from hpcfed.cuda_aware import SWITCH, Answer
 from hpcfed.doctor import Examination, node, system, world
 from hpcfed.doctor.findings import Finding, attempt, merge, report
 from hpcfed.doctor.system import Library
 from hpcfed.doctor.world import Rank, World
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.ranks.cuda_aware import SWITCH, Answer
 
 OPEN_MPI = Library("Open MPI", "Open MPI v5.0.0", "/lib/libmpi.so")
 

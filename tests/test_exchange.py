@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_communicator import on_ranks
 
-from hpcfed import exchange, shared_memory
-from hpcfed.communicator import SerialCommunicator
 from hpcfed.compressors.grid import Grid
 from hpcfed.compressors.qsgd import Qsgd
 from hpcfed.errors import ConfigError, DivergedError
-from hpcfed.exchange import Parcel, combine
+from hpcfed.exchange import sums
+from hpcfed.exchange.routes import Routes
+from hpcfed.exchange.sums import Parcel, combine
 from hpcfed.ledger import TRAFFIC, Ledger
-from hpcfed.routes import Routes
+from hpcfed.ranks import shared_memory
+from hpcfed.ranks.communicator import SerialCommunicator
 from hpcfed.streams import Purpose, Streams
 
 CLIENTS = 6
@@ -117,7 +118,7 @@ class TestInOrder:
     def test_long_arrays_travel_in_several_passes(self, monkeypatch, compressor):
         values = arrays(range(CLIENTS), 1003, np.float32)
         expected, _ = serial(values, compressor)
-        monkeypatch.setattr(exchange, "ELEMENTS_A_PASS", 200)
+        monkeypatch.setattr(sums, "ELEMENTS_A_PASS", 200)
         np.testing.assert_array_equal(serial(values, compressor)[0], expected)
         for ranks in (2, 3, 5):
             for found, _ in on_ranks(ranks, lambda comm: send(comm, values, compressor)):
@@ -227,7 +228,7 @@ class TestRoutes:
     def test_a_mean_on_every_node_has_the_same_bytes(self, monkeypatch, nodes):
         """In several passes, into memory that the ranks of a node share."""
         monkeypatch.setattr(shared_memory, "SMALLEST_MAPPED", 4000)
-        monkeypatch.setattr(exchange, "ELEMENTS_A_PASS", 500)
+        monkeypatch.setattr(sums, "ELEMENTS_A_PASS", 500)
         values = arrays(range(CLIENTS), 1003, np.float32)
         expected, _ = serial(values, Qsgd(9, "50"))
         for found, _ in on_ranks(len(nodes), lambda comm: send(comm, values, Qsgd(9, "50", route="node")), nodes):
@@ -248,7 +249,7 @@ class TestRoutes:
 
     def test_a_mean_rounded_on_its_way_is_a_qsgd_message_of_each_part(self, monkeypatch):
         """Right in the mean (five standard errors) and with the variance of the formula, part by part."""
-        monkeypatch.setattr(exchange, "SMALLEST_PART", 64)
+        monkeypatch.setattr(sums, "SMALLEST_PART", 64)
         values = {client: np.random.default_rng(client).standard_normal(160) for client in range(CLIENTS)}
         exact = np.mean(list(values.values()), axis=0)
         fine, levels = 1 << 20, 4

@@ -15,11 +15,11 @@ import tifffile
 import zarr
 from click.testing import CliRunner
 
-from hpcfed import cli_outcomes
+from hpcfed.cli import outcomes
 from hpcfed.data.volumes import read_volume
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.export import FORMATS, export
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 SHAPE = 5, 7, 4  # y, x, z
 VOXEL = 0.25
@@ -200,7 +200,7 @@ def test_what_cannot_be_exported_is_refused(folder, tmp_path, array):
 def test_the_command(folder, tmp_path, array):
     out = tmp_path / "v.nrrd"
     arguments = [str(folder.path), "--to", "nrrd", "--out", str(out), "--dataset", "reference", "--voxel-size", "2"]
-    outcome = CliRunner().invoke(cli_outcomes.export, arguments)
+    outcome = CliRunner().invoke(outcomes.export, arguments)
     assert outcome.exit_code == 0, outcome.output
     assert outcome.output.strip() == str(out)
     image = known_to(out)

@@ -10,13 +10,13 @@ from test_communicator import on_ranks
 from toy import Descent, Momentum, Quadratics
 
 from hpcfed import config
-from hpcfed.checkpoint import Checkpoint, load, save
-from hpcfed.communicator import SerialCommunicator
 from hpcfed.compressors.grid import Grid
 from hpcfed.compressors.qsgd import Qsgd
 from hpcfed.errors import ConfigError
+from hpcfed.exchange.feedback import ErrorFeedback, Residuals
 from hpcfed.federation import Federation, PerClient
-from hpcfed.feedback import ErrorFeedback, Residuals
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.run.checkpoint import Checkpoint, load, save
 from hpcfed.streams import Streams
 
 CLIENTS = 5

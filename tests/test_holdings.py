@@ -15,7 +15,7 @@ from matplotlib.image import imread
 from hpcfed import plots
 from hpcfed.errors import DataError
 from hpcfed.plots.holdings import holdings
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 
 def make_run(path: Path, counts: Any, classes: Any = None) -> RunFolder:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import finish, mpi_command, start
 
-from hpcfed.checkpoint import latest, round_of
-from hpcfed.result import read_attributes
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.checkpoint import latest, round_of
+from hpcfed.run.result import read_attributes
+from hpcfed.run.run_folder import RunFolder
 
 TESTS = str(Path(__file__).parent)
 ROUNDS = 8

@@ -16,10 +16,10 @@ from conftest import finish, mpi_command, start
 from test_interruption import ROUNDS, SERIAL, TESTS, TOY, Ranks, go_on, spoke_once, uninterrupted, until  # noqa: F401
 from test_on_failure import LOSING, METHODS, tolerant
 
-from hpcfed import lock, run_folder
 from hpcfed.errors import ConfigError
-from hpcfed.lock import locked
-from hpcfed.result import read_attributes
+from hpcfed.run import lock, run_folder
+from hpcfed.run.lock import locked
+from hpcfed.run.result import read_attributes
 
 SLOW = [*TOY, "--hurt", "slow"]
 
@@ -33,7 +33,7 @@ def holder():
         code = f"""
 import os, subprocess, sys, time
 from pathlib import Path
-from hpcfed.lock import locked
+from hpcfed.run.lock import locked
 with locked(Path({str(path)!r})):
     print("locked", flush=True)
     {then}
@@ -138,7 +138,7 @@ class TestOneProcessAtATime:
 
 
 def _attempt(folder):
-    return [sys.executable, "-c", f"from hpcfed.lock import *\nwith locked(Path({str(folder)!r}) / '.lock'): pass"]
+    return [sys.executable, "-c", f"from hpcfed.run.lock import *\nwith locked(Path({str(folder)!r}) / '.lock'): pass"]
 
 
 class TestPatience:

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from hpcfed import memory
-from hpcfed.communicator import SerialCommunicator
 from hpcfed.devices import Device
 from hpcfed.doctor.system import memory_headroom
 from hpcfed.errors import ConfigError
+from hpcfed.ranks.communicator import SerialCommunicator
 
 GIBI = 1 << 30
 

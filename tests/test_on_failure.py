@@ -13,16 +13,18 @@ import test_vm_pdfp as vm
 from conftest import finish, start
 from test_communicator import on_ranks
 
-from hpcfed import devices, recovery, state_hdf5, sweep
+from hpcfed import devices
 from hpcfed.algorithms.vm_pdfp import VmPdfp
-from hpcfed.checkpoint import Checkpoint, absent, latest
 from hpcfed.config import assemble
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation, PerClient
 from hpcfed.operators.total_variation import TotalVariation
-from hpcfed.result import read_attributes
-from hpcfed.run_folder import RunFolder
+from hpcfed.run import recovery, state_hdf5
+from hpcfed.run.checkpoint import Checkpoint, absent, latest
+from hpcfed.run.result import read_attributes
+from hpcfed.run.run_folder import RunFolder
 from hpcfed.streams import Purpose, Streams
+from hpcfed.studies import sweep
 from hpcfed.workloads.ct import Ct
 
 TESTS = str(Path(__file__).parent)

@@ -15,14 +15,15 @@ import pytest
 import toy
 from hypothesis import given, settings, strategies
 
-from hpcfed import config, environment, exchange
-from hpcfed.communicator import SerialCommunicator
+from hpcfed import config, environment
 from hpcfed.errors import ConfigError, DivergedError
+from hpcfed.exchange import sums
 from hpcfed.federation import Federation
 from hpcfed.planning import measure, plan, profile, rehearsal
 from hpcfed.planning.network import LARGE, Call, Layout, Network
 from hpcfed.planning.profile import Link, Profile
 from hpcfed.planning.rehearsal import Rehearsed, Stage, Tape, Troupe
+from hpcfed.ranks.communicator import SerialCommunicator
 
 MIB = 1 << 20
 WITHIN = Link(latency=1e-6, message=1e-7, rank_speed=1e9, node_speed=4e9)
@@ -182,7 +183,7 @@ def test_memory_is_that_of_the_arrays(ranks):
     run = assembled(clients=count, size=str(size // 4))
     one, two = (rehearsal.rehearse(run, Layout(1, ranks), built) for built in (1, 2))
     assert two.held - one.held == pytest.approx(3 * size, rel=0.15)  # target, old and new momentum; pages in use vary
-    passes = 4 * 4 * exchange.ELEMENTS_A_PASS  # sent, received, added up
+    passes = 4 * 4 * sums.ELEMENTS_A_PASS  # sent, received, added up
     assert 5 * size <= one.held < 8 * size + passes
     made = plan.assess(run, Layout(1, ranks), MACHINE, [one, two])
     share = count // ranks

@@ -18,7 +18,7 @@ from matplotlib.image import imread
 
 from hpcfed import plots
 from hpcfed.errors import ConfigError, DataError
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 CONFIG = {
     "run": {"rounds": 100, "seed": 0},

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from hpcfed import checkpoint
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.federation import Federation, PerClient
 from hpcfed.privacy import calibration as cal
@@ -23,6 +22,7 @@ from hpcfed.privacy.certify import CONTRACTIVE, Certificate, certify_contractive
 from hpcfed.privacy.ledger import PrivacyLedger
 from hpcfed.privacy.report import PrivacyReport
 from hpcfed.privacy.schedule import METHODS, Schedule
+from hpcfed.run import checkpoint
 
 YES = Certificate(True, "")
 NO = Certificate(False, "steps may expand")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from record_problems import DELTA, METHODS, PRIVATE, Holder, federation, go, points
 
-from hpcfed import checkpoint, cli, config
+from hpcfed import config
 from hpcfed.algorithms.dp_sgd import DpSgd
 from hpcfed.algorithms.dp_shuffle import DpShuffle
 from hpcfed.algorithms.interleaved import Interleaved
@@ -20,12 +20,14 @@ from hpcfed.algorithms.plain import Plain
 from hpcfed.algorithms.priv_pub import PrivPub
 from hpcfed.algorithms.pub_priv import PubPriv
 from hpcfed.algorithms.public_only import PublicOnly
-from hpcfed.communicator import SerialCommunicator
+from hpcfed.cli import commands
 from hpcfed.errors import ConfigError, DataError
-from hpcfed.journal import Journal
 from hpcfed.privacy import poisson
 from hpcfed.privacy.calibration import epsilon_of_rho
-from hpcfed.runner import STOP_SIGNALS
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.run import checkpoint
+from hpcfed.run.journal import Journal
+from hpcfed.run.runner import STOP_SIGNALS
 
 # -- budgets ----------------------------------------------------------------------------------------------------------
 
@@ -336,8 +338,8 @@ def command(capsys):
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
     def go(*args):
-        session = cli.Session(SerialCommunicator(), {})
-        cli.commands.main(list(args), prog_name="hpcfed", standalone_mode=False, obj=session)
+        session = commands.Session(SerialCommunicator(), {})
+        commands.commands.main(list(args), prog_name="hpcfed", standalone_mode=False, obj=session)
         return capsys.readouterr().out
 
     yield go

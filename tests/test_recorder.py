@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.recorder import Recorder
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.recorder import Recorder
+from hpcfed.run.run_folder import RunFolder
 
 RECORDS = [{"round": number, "objective": 1 / (number + 1)} for number in range(6)]
 

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hpcfed import cli_outcomes, comparison, config, report, sweep
+from hpcfed import config, report
+from hpcfed.cli import outcomes
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.report.page import Page, Section, Table, render
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
+from hpcfed.studies import comparison, sweep
 
 VOID = {"meta", "img", "br", "link", "hr", "input"}
 
@@ -231,7 +233,7 @@ def test_whatever_stands_in_the_folder_is_escaped(tmp_path):
 
 
 def test_the_command(folder, tmp_path):
-    outcome = CliRunner().invoke(cli_outcomes.report, [str(folder.path)])
+    outcome = CliRunner().invoke(outcomes.report, [str(folder.path)])
     assert outcome.exit_code == 0, outcome.output
     assert outcome.output.strip() == str(folder.path / "report.html")
     read(folder.path / "report.html")
@@ -239,4 +241,4 @@ def test_the_command(folder, tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
         report.of_run(folder, tmp_path / "file" / "page.html")
     with pytest.raises(ConfigError, match=r"has no config\.toml"):
-        CliRunner().invoke(cli_outcomes.report, [str(tmp_path)], catch_exceptions=False)
+        CliRunner().invoke(outcomes.report, [str(tmp_path)], catch_exceptions=False)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from test_cluster import program
 
-from hpcfed import cli
+from hpcfed.cli import commands
 from hpcfed.cluster.batch import BatchJob
 
 JOBS = {
@@ -126,7 +126,7 @@ def test_a_job_that_resumes_knows_its_folder(tmp_path):
     (tmp_path / "a run").mkdir()
     (tmp_path / "a run" / "config.toml").write_text('[workload]\nname = "logreg"\n')
     words = ["submit", "resume", "--rounds", "9", str(tmp_path / "a run"), "--dry-run"]
-    script = CliRunner().invoke(cli.commands, words, catch_exceptions=False).output
+    script = CliRunner().invoke(commands.commands, words, catch_exceptions=False).output
     assert f"\nout='{tmp_path / 'a run'}'\n" in script
 
 

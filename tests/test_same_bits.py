@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.communicator import SerialCommunicator
 from hpcfed.config import assemble
-from hpcfed.result import read_attributes
-from hpcfed.run_folder import RunFolder, create
-from hpcfed.runner import STOP_SIGNALS, Run
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.run.result import read_attributes
+from hpcfed.run.run_folder import RunFolder, create
+from hpcfed.run.runner import STOP_SIGNALS, Run
 
 TESTS = str(Path(__file__).parent)
 

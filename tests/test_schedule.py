@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_communicator import on_ranks
 
-from hpcfed import runner, schedule
-from hpcfed.communicator import SerialCommunicator
 from hpcfed.errors import ConfigError, DivergedError, Interrupted
-from hpcfed.run_folder import RunFolder
-from hpcfed.runner import Run
-from hpcfed.schedule import Queue, Schedule, group_sizes, longest_first, status
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.run import runner
+from hpcfed.run.run_folder import RunFolder
+from hpcfed.run.runner import Run
+from hpcfed.studies import schedule
+from hpcfed.studies.schedule import Queue, Schedule, group_sizes, longest_first, status
 
 SMALL = st.integers(1, 40)
 
@@ -74,7 +75,7 @@ def test_the_stop_sign_is_seen_by_all_and_gone_in_the_next_job(tmp_path):
 def test_two_jobs_do_not_share_a_queue(tmp_path):
     code = f"""
 from pathlib import Path
-from hpcfed.schedule import Queue
+from hpcfed.studies.schedule import Queue
 queue = Queue(Path({str(tmp_path)!r}) / "queue")
 queue.open()
 print("open", flush=True)

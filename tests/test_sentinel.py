@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.sentinel import LOOK_SECONDS, LOOKS, Sentinel
+from hpcfed.ranks.sentinel import LOOK_SECONDS, LOOKS, Sentinel
 
 # A process that is taken for a rank, among others with the numbers that it reads.
 RANK = """
 import signal, sys, time
-from hpcfed.faults import Neighbours, _process
+from hpcfed.ranks.faults import Neighbours, _process
 
 own, *numbers = map(int, sys.stdin.readline().split())
 here, _ = _process()

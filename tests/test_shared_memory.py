@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from test_communicator import on_ranks
 from test_exchange import CLIENTS, COHORTS, arrays, exact_mean, send, serial
 
-from hpcfed import chain, exchange, shared_memory
-from hpcfed.communicator import SerialCommunicator
 from hpcfed.compressors.grid import Grid
 from hpcfed.compressors.qsgd import Qsgd
-from hpcfed.mpi_communicator import MpiCommunicator
+from hpcfed.exchange import chain, sums
+from hpcfed.ranks import shared_memory
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.ranks.mpi import MpiCommunicator
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
 
@@ -98,7 +99,7 @@ class TestResults:
     def test_every_rank_has_its_own(self, monkeypatch, size, codec):
         """One rank changes its result, and the next sums leave those before as they were."""
         monkeypatch.setattr(chain, "SMALLEST_INTEGERS", 400)
-        monkeypatch.setattr(exchange, "ELEMENTS_A_PASS", 3000)
+        monkeypatch.setattr(sums, "ELEMENTS_A_PASS", 3000)
         values = arrays(range(CLIENTS), size, np.float32)
         expected, _ = serial(values, codec)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from test_communicator import ThreadCommunicator, on_ranks
 
-from hpcfed import sharing
 from hpcfed.algorithms.vm_pdfp import VmPdfp
-from hpcfed.communicator import SerialCommunicator
+from hpcfed.exchange import sharing
 from hpcfed.federation import Federation
+from hpcfed.ranks.communicator import SerialCommunicator
 from hpcfed.streams import Streams
 from hpcfed.workloads.ct import Ct
 

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from hpcfed import plots
 from hpcfed.errors import DataError
 from hpcfed.plots.sparsity import sparsity
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 from hpcfed.workloads.prune import Prune
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from hpcfed.algorithms.steps import primal_dual_residual
 from hpcfed.operators.total_variation import TotalVariation
-from hpcfed.result import read_attributes
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.result import read_attributes
+from hpcfed.run.run_folder import RunFolder
 
 CT = [
     "ct",

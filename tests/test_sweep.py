@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from conftest import finish, mpi_command, start
 
-from hpcfed.cli_studies import _part
+from hpcfed.cli.studies import _part
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.plots.sensitivity import best_by_value, gather, sensitivity
-from hpcfed.run_folder import RunFolder
-from hpcfed.sweep import read, settings
+from hpcfed.run.run_folder import RunFolder
+from hpcfed.studies.sweep import read, settings
 
 HERE = str(Path(__file__).parent)
 BASE = """

@@ -16,7 +16,7 @@ from test_interruption import SERIAL, TESTS
 from hpcfed import config
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation
-from hpcfed.result import read_attributes
+from hpcfed.run.result import read_attributes
 from hpcfed.streams import Streams
 
 # Clients with the curvatures 1, 2, 3, 1, 2: their mean is 1.8, and a step of 1/1.8 is at the minimum after one round.

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcfed.communicator import Communicator
 from hpcfed.doctor import node, world
 from hpcfed.doctor.findings import Finding, attempt, merge, report
+from hpcfed.ranks.communicator import Communicator
 
 
 @dataclass(frozen=True)

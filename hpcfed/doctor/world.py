@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 
 from hpcfed import __version__, devices, environment
-from hpcfed.communicator import Communicator
-from hpcfed.cuda_aware import SWITCH, Answer
 from hpcfed.doctor.findings import Finding
 from hpcfed.doctor.system import (
     MEBI,
@@ -35,6 +33,8 @@ from hpcfed.doctor.system import (
     plural,
     proc_size,
 )
+from hpcfed.ranks.communicator import Communicator
+from hpcfed.ranks.cuda_aware import SWITCH, Answer
 
 # What chooses the way of messages in Open MPI and in MPICH.
 TRANSPORT = ("OMPI_MCA_pml", "OMPI_MCA_btl", "UCX_TLS", "FI_PROVIDER")

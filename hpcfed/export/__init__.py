@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcfed.errors import ConfigError
 from hpcfed.export.volume import Volume, read
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 __all__ = ["FORMATS", "Format", "Volume", "export"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpcfed import __version__
 from hpcfed.errors import ConfigError, DataError
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 EDGE = "voxel_edge"
 """The attribute of a dataset that says how large a voxel is, in mm, where a scan told."""

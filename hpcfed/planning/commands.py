@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from hpcfed import config, flags, registry
+from hpcfed import config, registry
+from hpcfed.cli import flags
 from hpcfed.errors import ConfigError
 
 
@@ -60,10 +61,10 @@ def _command(name: str, args: list[str]) -> click.Command:
 def _plan(
     workload: str, nodes: int, as_json: bool, ranks: int | None = None, profile: str | None = None, **given: Any
 ) -> None:
-    from hpcfed.communicator import SerialCommunicator
     from hpcfed.planning import measure
     from hpcfed.planning import plan as planning
     from hpcfed.planning import profile as profiles
+    from hpcfed.ranks.communicator import SerialCommunicator
 
     run = config.assemble({"workload": workload, **given})
     if click.get_current_context().obj.communicator.size > 1:

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed import __version__
-from hpcfed.communicator import Communicator, together
 from hpcfed.doctor.system import disk_speed, memory_limit, proc_size
 from hpcfed.environment import usable_cores
 from hpcfed.errors import ConfigError
 from hpcfed.federation import Federation, PerClient
 from hpcfed.planning.network import Layout
 from hpcfed.planning.profile import ASSUMED_BETWEEN, ASSUMED_WITHIN, Link, Profile, Timing, default_path
+from hpcfed.ranks.communicator import Communicator, together
 
 # Bytes of the messages that two ranks exchange, and of the arrays whose mean all ranks compute.
 MESSAGES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 22)

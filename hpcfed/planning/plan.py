@@ -129,7 +129,7 @@ def facts(plan: Plan) -> dict[str, Any]:
 def table(plan: Plan) -> str:
     """The plan for a reader."""
     from hpcfed.doctor.system import human_size, plural
-    from hpcfed.recorder import clock
+    from hpcfed.run.recorder import clock
 
     room = plan.memory_available
     fits = "" if plan.memory_node <= room else ": TOO MUCH"

@@ -27,15 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfed import devices, environment
-from hpcfed.communicator import Bytes, SerialCommunicator
 from hpcfed.config import RunConfig
 from hpcfed.doctor.system import proc_size
 from hpcfed.errors import ConfigError, DivergedError
+from hpcfed.exchange.feedback import ErrorFeedback
+from hpcfed.exchange.routes import Routes
 from hpcfed.federation import Federation, PerClient
-from hpcfed.feedback import ErrorFeedback
 from hpcfed.planning.network import Call, Layout
-from hpcfed.routes import Routes
-from hpcfed.shared_memory import SharedMemory, extent
+from hpcfed.ranks.communicator import Bytes, SerialCommunicator
+from hpcfed.ranks.shared_memory import SharedMemory, extent
 from hpcfed.streams import Streams
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from hpcfed.plots.planes import slices
 from hpcfed.plots.sensitivity import sensitivity
 from hpcfed.plots.sparsity import sparsity
 from hpcfed.plots.weights import mu
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 __all__ = ["PICTURES", "comparison", "convergence", "draw", "sensitivity"]
 

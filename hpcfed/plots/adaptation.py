@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpcfed.errors import DataError
 from hpcfed.plots.curves import COLOURS
 from hpcfed.plots.looks import STYLE, save, title
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

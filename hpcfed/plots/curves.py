@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpcfed.errors import DataError
 from hpcfed.plots.looks import STYLE, names, save, title
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

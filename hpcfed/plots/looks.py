@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcfed import config
 from hpcfed.errors import ConfigError
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpcfed.errors import DataError
 from hpcfed.plots.looks import STYLE, save, title
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 Image = NDArray[np.float32]
 Look = Mapping[str, Any]

@@ -9,7 +9,7 @@ import h5py
 from hpcfed.errors import DataError
 from hpcfed.plots.curves import COLOURS
 from hpcfed.plots.looks import STYLE, save, title
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 
 def mu(folder: RunFolder, path: Path) -> Path | None:

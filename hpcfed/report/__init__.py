@@ -10,8 +10,8 @@ from hpcfed.errors import ConfigError
 from hpcfed.report.page import Page, render
 from hpcfed.report.run import page_of_run
 from hpcfed.report.study import page_of_study
-from hpcfed.run_folder import RunFolder
-from hpcfed.study import Study
+from hpcfed.run.run_folder import RunFolder
+from hpcfed.studies.study import Study
 
 __all__ = ["of_run", "of_study"]
 

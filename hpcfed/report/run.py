@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcfed import config, summary
+from hpcfed import config
 from hpcfed.errors import DataError
-from hpcfed.recorder import clock
 from hpcfed.report.page import Page, Picture, Section, Table
-from hpcfed.run_folder import RunFolder
+from hpcfed.run import summary
+from hpcfed.run.recorder import clock
+from hpcfed.run.run_folder import RunFolder
 
 CAPTIONS = {
     "convergence": "How the run converged: its metrics over rounds, the main ones over bits sent and time, too.",

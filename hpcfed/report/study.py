@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import DataError
-from hpcfed.recorder import clock
 from hpcfed.report.page import Page, Picture, Section, Table
 from hpcfed.report.run import CAPTIONS, label, provenance
-from hpcfed.study import Study
-from hpcfed.summary import CLOSING
+from hpcfed.run.recorder import clock
+from hpcfed.run.summary import CLOSING
+from hpcfed.studies.study import Study
 
 METRICS = (*CLOSING, "test_loss", "paper_bits_up")
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from hpcfed import devices
-from hpcfed.communicator import SerialCommunicator
 from hpcfed.federation import Federation
-from hpcfed.mpi_communicator import MpiCommunicator
+from hpcfed.ranks.communicator import SerialCommunicator
+from hpcfed.ranks.mpi import MpiCommunicator
 from hpcfed.streams import Streams
 
 if not astra.use_cuda():  # asked first: it spares loading torch where there is no GPU

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hpcfed.environment import usable_cores
 
 if TYPE_CHECKING:
-    from hpcfed.communicator import Communicator
+    from hpcfed.ranks.communicator import Communicator
 
 logger = logging.getLogger(__name__)
 

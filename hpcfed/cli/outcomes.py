@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from hpcfed import cli_studies, run_folder
+from hpcfed.cli import studies
 from hpcfed.errors import ConfigError
 from hpcfed.export import FORMATS
+from hpcfed.run import run_folder
 
 
 @click.command(short_help="Print what a run, sweep or comparison is and how far it has come.")
@@ -17,10 +18,10 @@ from hpcfed.export import FORMATS
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(directory: str, as_json: bool) -> None:
     """Print what the run, sweep or comparison in DIR is and how far it has come."""
-    from hpcfed import summary
-    from hpcfed.recorder import strict
+    from hpcfed.run import summary
+    from hpcfed.run.recorder import strict
 
-    study = cli_studies.found(directory)
+    study = studies.found(directory)
     if study is not None:
         rows = [strict(row) for row in study.rows()] if as_json else []
         click.echo(json.dumps({study.kind: rows}, allow_nan=False) if as_json else study.table())
@@ -40,7 +41,7 @@ def plot(directories: tuple[str, ...], out: str | None, metric: str | None) -> N
     """
     from hpcfed import plots
 
-    study = cli_studies.found(directories[0]) if len(directories) == 1 else None
+    study = studies.found(directories[0]) if len(directories) == 1 else None
     if study is not None:
         click.echo(study.draw(Path(out) if out else None, metric))
         return
@@ -85,5 +86,5 @@ def report(directory: str, out: str | None) -> None:
     from hpcfed import report as reports
 
     path = Path(out) if out else Path(directory) / "report.html"
-    study = cli_studies.found(directory)
+    study = studies.found(directory)
     click.echo(reports.of_study(study, path) if study else reports.of_run(run_folder.open_existing(directory), path))

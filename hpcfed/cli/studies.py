@@ -14,8 +14,8 @@ from hpcfed.cluster.outcome import tell_folder
 from hpcfed.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from hpcfed.cli import Session
-    from hpcfed.study import Study
+    from hpcfed.cli.commands import Session
+    from hpcfed.studies.study import Study
 
 GROUPS = click.option(
     "--groups",
@@ -36,7 +36,7 @@ def compare(file: str, out: str | None, groups: int | None) -> None:
     jobs/logreg.toml is an example. Started again with the same folder it goes on: what has finished or diverged is
     kept, half-finished runs resume. A run that diverges is a result, not the end.
     """
-    from hpcfed import comparison
+    from hpcfed.studies import comparison
 
     carry_out(comparison.read(Path(file), _folder(file, out)), groups)
 
@@ -55,14 +55,14 @@ def sweep(file: str, out: str | None, groups: int | None, part: str | None) -> N
     of sensitivity.png are drawn. Started again with the same folder it goes on: what has finished or diverged is kept,
     half-finished runs resume.
     """
-    from hpcfed import sweep
+    from hpcfed.studies import sweep
 
     carry_out(sweep.read(Path(file), _folder(file, out)), groups, _part(part))
 
 
 def found(directory: str) -> Study | None:
     """The study whose folder this is, None if it is no study's."""
-    from hpcfed import comparison, sweep
+    from hpcfed.studies import comparison, sweep
 
     folder = Path(directory)
     if (file := folder / sweep.Sweep.file).is_file():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpcfed import checkpoint, config, registry, result
-from hpcfed.recorder import clock
-from hpcfed.run_folder import RunFolder
+from hpcfed import config, registry
+from hpcfed.run import checkpoint, result
+from hpcfed.run.recorder import clock
+from hpcfed.run.run_folder import RunFolder
 
 CLOSING = ("objective", "excess_risk", "relative_error", "psnr", "ssim", "test_accuracy")
 

@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed import cuda_aware, faults, shared_memory
-from hpcfed.communicator import Bytes, Communicator, joined
-from hpcfed.cuda_aware import Answer
 from hpcfed.errors import RankLostError
-from hpcfed.shared_memory import SharedMemory
+from hpcfed.ranks import cuda_aware, faults, shared_memory
+from hpcfed.ranks.communicator import Bytes, Communicator, joined
+from hpcfed.ranks.cuda_aware import Answer
+from hpcfed.ranks.shared_memory import SharedMemory
 
 
 class MpiCommunicator:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from io import FileIO
 from typing import Any, Protocol
 
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 

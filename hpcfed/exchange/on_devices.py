@@ -1,7 +1,7 @@
-"""Sums of tensors that lie on GPUs, where MPI takes them as they are (`hpcfed.cuda_aware`): none goes to the host.
+"""Sums of tensors on GPUs, where MPI takes them as they are (`hpcfed.ranks.cuda_aware`): none goes to the host.
 
 In client order, segments of the clients' tensors go to the ranks that own them, which add them up in float64 and pass
-the result round, as `hpcfed.exchange` does with arrays, in the same order and arithmetic: to the same bits. In any
+the result round, as `hpcfed.exchange.sums` does with arrays, in the same order and arithmetic: to the same bits. In any
 order, each rank adds up its own clients and one Allreduce the ranks.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from hpcfed import devices
-from hpcfed.chain import cuts
 from hpcfed.devices import Device
-from hpcfed.exchange import count_broadcast
-from hpcfed.parcel import Parcel
+from hpcfed.exchange.chain import cuts
+from hpcfed.exchange.parcel import Parcel
+from hpcfed.exchange.sums import count_broadcast
 
 # Elements that one pass sends, over all clients of a rank: enough to keep a GPU busy, and few beside its memory.
 ELEMENTS_A_PASS = 1 << 24

@@ -20,7 +20,7 @@ from hpcfed import __version__, devices, hdf5
 from hpcfed.config import RunConfig
 from hpcfed.errors import DataError
 from hpcfed.protocols import Report
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.run_folder import RunFolder
 
 PACKAGES = ("numpy", "scipy", "h5py", "mpi4py", "numba", "astra-toolbox", "torch")
 

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed import routes
-from hpcfed.communicator import Communicator
 from hpcfed.compressors.raw import add_up, load_kernel
-from hpcfed.parcel import Parcel
-from hpcfed.shared_memory import SharedMemory, room
+from hpcfed.exchange import routes
+from hpcfed.exchange.parcel import Parcel
+from hpcfed.ranks.communicator import Communicator
+from hpcfed.ranks.shared_memory import SharedMemory, room
 
 Array = NDArray[Any]
 

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hpcfed.errors import ConfigError
-from hpcfed.run_folder import RunFolder
-from hpcfed.study import Member, Study, folder_name, read_seeds, read_tables
-from hpcfed.summary import aligned
+from hpcfed.run.run_folder import RunFolder
+from hpcfed.run.summary import aligned
+from hpcfed.studies.study import Member, Study, folder_name, read_seeds, read_tables
 
 COLUMNS = (
     "objective", "excess_risk", "relative_error", "gradient_norm", "loss_worst", "loss_after", "psnr", "ssim",

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcfed import checkpoint, result
-from hpcfed.communicator import Communicator, together
 from hpcfed.errors import ConfigError, DivergedError, Interrupted, everywhere, portable
-from hpcfed.lock import locked
-from hpcfed.recorder import clock
-from hpcfed.run_folder import RunFolder
-from hpcfed.runner import Run, Stop
+from hpcfed.ranks.communicator import Communicator, together
+from hpcfed.run import checkpoint, result
+from hpcfed.run.lock import locked
+from hpcfed.run.recorder import clock
+from hpcfed.run.run_folder import RunFolder
+from hpcfed.run.runner import Run, Stop
 
 Status = Literal["finished", "diverged", "pending"]
 

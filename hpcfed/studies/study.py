@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hpcfed import checkpoint, config, result, schedule
+from hpcfed import config
 from hpcfed.errors import ConfigError
-from hpcfed.run_folder import RunFolder
-from hpcfed.runner import Run
-from hpcfed.schedule import Schedule
+from hpcfed.run import checkpoint, result
+from hpcfed.run.run_folder import RunFolder
+from hpcfed.run.runner import Run
+from hpcfed.studies import schedule
+from hpcfed.studies.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Study(ABC):
         ----------
         command : what the user typed, for the results.
         ranks : how many there are.
-        groups : how many groups of ranks work side by side (`hpcfed.schedule.group_sizes`).
+        groups : how many groups of ranks work side by side (`hpcfed.studies.schedule.group_sizes`).
         part : ``(k, n)`` for every n-th run, beginning with the k-th, where n jobs share the study.
 
         Raises

@@ -1,6 +1,6 @@
 """Ranks, as the rest of the package knows them: one interface, so that nothing else asks how many processes there are.
 
-`SerialCommunicator` is one process, `hpcfed.mpi_communicator.MpiCommunicator` the ranks of an MPI job. Collective calls
+`SerialCommunicator` is one process, `hpcfed.ranks.mpi.MpiCommunicator` the ranks of an MPI job. Collective calls
 must be made by every rank in the same order.
 """
 
@@ -17,10 +17,10 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.cuda_aware import Answer
 from hpcfed.environment import launched_ranks
 from hpcfed.errors import ConfigError, everywhere, portable
-from hpcfed.shared_memory import SharedMemory
+from hpcfed.ranks.cuda_aware import Answer
+from hpcfed.ranks.shared_memory import SharedMemory
 
 Bytes = NDArray[np.uint8]
 
@@ -246,7 +246,7 @@ def connect(environment: Mapping[str, str] = os.environ) -> Communicator:
     expected = launched_ranks(environment)
     if expected is None:
         return SerialCommunicator()
-    from hpcfed.mpi_communicator import MpiCommunicator
+    from hpcfed.ranks.mpi import MpiCommunicator
 
     try:
         communicator = MpiCommunicator()

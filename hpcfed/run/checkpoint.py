@@ -10,7 +10,7 @@ read without this package::
       clients-0003.h5     group state: what rank 3's clients keep, for methods whose clients keep anything
       SHA256SUMS          the checksums of all the others (sha256sum -c SHA256SUMS)
 
-How a state is laid out stands in `hpcfed.state_hdf5`.
+How a state is laid out stands in `hpcfed.run.state_hdf5`.
 
 A checkpoint is written under the name ``round-00000040.tmp``, flushed to the disk and renamed, so a killed run leaves
 either a whole one or none. Ranks write at the same time, large states in a thread beside the rounds (see `Writer`).
@@ -38,10 +38,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed import hdf5, state_hdf5
-from hpcfed.communicator import Communicator, together
+from hpcfed import hdf5
 from hpcfed.errors import CheckpointError
 from hpcfed.federation import Federation
+from hpcfed.ranks.communicator import Communicator, together
+from hpcfed.run import state_hdf5
 
 logger = logging.getLogger(__name__)
 

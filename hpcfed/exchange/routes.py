@@ -10,7 +10,7 @@ Quantized messages:
   ranks that outweighs the decoding.
 
 Uncompressed arrays go to owners, too, or along a ``chain``: every node hands the sum so far to the next one
-(`hpcfed.chain`), so that its link carries one float64 array instead of its clients'.
+(`hpcfed.exchange.chain`), so that its link carries one float64 array instead of its clients'.
 
 All add in client order in float64, so they give the same bits, and the choice may depend on what was measured.
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.communicator import Communicator
+from hpcfed.ranks.communicator import Communicator
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Routes:
         return self._cheapest(f"{clients} messages of {elements} values", estimates)
 
     def chains(self, communicator: Communicator, clients: Mapping[int, int], elements: int, message: int) -> bool:
-        """Whether a chain of nodes (`hpcfed.chain`) adds up uncompressed arrays sooner than owners; all ranks must ask.
+        """Whether a chain of nodes adds up uncompressed arrays sooner than owners; all ranks must ask.
 
         Parameters
         ----------

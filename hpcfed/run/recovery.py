@@ -13,14 +13,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed import checkpoint, state_hdf5
-from hpcfed.checkpoint import Checkpoint
-from hpcfed.communicator import Communicator
 from hpcfed.devices import Device
 from hpcfed.errors import RankLostError
 from hpcfed.federation import Federation
-from hpcfed.journal import Journal
-from hpcfed.run_folder import RunFolder
+from hpcfed.ranks.communicator import Communicator
+from hpcfed.run import checkpoint, state_hdf5
+from hpcfed.run.checkpoint import Checkpoint
+from hpcfed.run.journal import Journal
+from hpcfed.run.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 

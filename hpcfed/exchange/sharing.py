@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.communicator import Communicator
+from hpcfed.ranks.communicator import Communicator
 
 Array = NDArray[Any]
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed import lock
 from hpcfed.errors import ConfigError, DataError
+from hpcfed.run import lock
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RunFolder:
         return self.result.exists()
 
     def locked(self, patience: float = 0.0) -> AbstractContextManager[None]:
-        """A block in which no other process writes in the folder (`hpcfed.lock.locked`).
+        """A block in which no other process writes in the folder (`hpcfed.run.lock.locked`).
 
         Raises
         ------

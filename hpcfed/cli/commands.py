@@ -18,27 +18,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import click
 
-from hpcfed import (
-    __version__,
-    cli_cluster,
-    cli_outcomes,
-    cli_studies,
-    communicator,
-    config,
-    environment,
-    errors,
-    flags,
-    registry,
-    run_folder,
-)
+from hpcfed import __version__, config, environment, errors, registry
+from hpcfed.cli import cluster, flags, outcomes, studies
 from hpcfed.cluster.outcome import tell_folder, tell_status
-from hpcfed.communicator import Communicator, SerialCommunicator
 from hpcfed.errors import ConfigError, HpcfedError, RankLostError
 from hpcfed.planning import commands as planning_commands
 from hpcfed.privacy import commands as privacy_commands
+from hpcfed.ranks import communicator
+from hpcfed.ranks.communicator import Communicator, SerialCommunicator
+from hpcfed.run import run_folder
 
 if TYPE_CHECKING:
-    from hpcfed.runner import Run
+    from hpcfed.run.runner import Run
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +81,7 @@ def main(tuned: Mapping[str, str], args: list[str]) -> NoReturn:
 
 def _regrouped(world: Communicator, error: RankLostError) -> RankLostError:
     """The error as the ranks that are left have it in common, of whom the first one speaks."""
-    from hpcfed import recovery
+    from hpcfed.run import recovery
 
     before = world.members
     world.recover()
@@ -234,7 +225,7 @@ def _workload_command(name: str, args: list[str]) -> click.Command:
 
 def _start(configuration: config.RunConfig) -> None:
     """Make the run folder and run on all ranks."""
-    from hpcfed.runner import Run
+    from hpcfed.run.runner import Run
 
     session: Session = click.get_current_context().obj
     config.refuse_ranks(configuration, session.communicator.size, session.communicator.tolerant)
@@ -252,7 +243,7 @@ def _start(configuration: config.RunConfig) -> None:
 
 def _conclude(folder: run_folder.RunFolder) -> None:
     """What a finished run leaves on the terminal: where it is, its last numbers, its pictures."""
-    from hpcfed import summary
+    from hpcfed.run import summary
 
     click.echo(summary.closing(folder))
 
@@ -277,24 +268,24 @@ def run_file(file: str) -> None:
     type=click.Choice(["stop", "takeover", "drop"]),
     help="What happens when a rank is lost, instead of what is configured.",
 )
-@cli_studies.GROUPS
+@studies.GROUPS
 def resume(directory: str, rounds: int | None, on_failure: str | None, groups: int | None) -> None:
     """Go on with the run in DIR from its last whole checkpoint, on any number of ranks; or with all runs of a sweep or
     a comparison.
 
     The result is the same, bit by bit, as if the run had never stopped.
     """
-    from hpcfed import checkpoint, result
-    from hpcfed.runner import Run
+    from hpcfed.run import checkpoint, result
+    from hpcfed.run.runner import Run
 
     session: Session = click.get_current_context().obj
-    study = cli_studies.found(directory)
+    study = studies.found(directory)
     if study is not None:
         if rounds is not None:
             raise ConfigError(f"--rounds {rounds}: {directory} is a {study.kind}: name the folder of one of its runs")
         if on_failure is not None:
             raise ConfigError(f"--on-failure {on_failure} is for single runs: {directory} is a {study.kind}")
-        cli_studies.carry_out(study, groups)
+        studies.carry_out(study, groups)
         return
     if groups is not None:
         raise ConfigError(f"--groups {groups}: {directory} is one run: only sweeps and comparisons have groups")
@@ -341,7 +332,7 @@ def data(files: tuple[str, ...]) -> None:
 @commands.command(name="list", short_help="List what there is and what fits together.")
 def list_() -> None:
     """List algorithms, workloads and compressors, and which fit together."""
-    from hpcfed import summary
+    from hpcfed.run import summary
 
     click.echo(summary.catalogue())
 
@@ -364,14 +355,14 @@ def doctor(measure: bool, out: str | None) -> None:
 
 
 for command in (
-    cli_studies.compare,
-    cli_studies.sweep,
-    cli_cluster.launch,
-    cli_cluster.submit,
-    cli_outcomes.show,
-    cli_outcomes.plot,
-    cli_outcomes.export,
-    cli_outcomes.report,
+    studies.compare,
+    studies.sweep,
+    cluster.launch,
+    cluster.submit,
+    outcomes.show,
+    outcomes.plot,
+    outcomes.export,
+    outcomes.report,
     planning_commands.plan,
     privacy_commands.private,
 ):

@@ -11,8 +11,8 @@ from typing import Any
 from hpcfed.config import RunConfig, candidates
 from hpcfed.errors import DivergedError
 from hpcfed.lipschitz import norm
-from hpcfed.recorder import strict
-from hpcfed.run_folder import RunFolder
+from hpcfed.run.recorder import strict
+from hpcfed.run.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 

@@ -15,19 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed import checkpoint, devices, lock, recorder, recovery, result, state_hdf5, tuning
-from hpcfed.checkpoint import Checkpoint
-from hpcfed.communicator import Communicator, together
+from hpcfed import devices
 from hpcfed.config import Part, RunConfig
 from hpcfed.errors import ConfigError, DivergedError, HpcfedError, Interrupted, RankLostError
+from hpcfed.exchange.feedback import ErrorFeedback
 from hpcfed.federation import Federation
-from hpcfed.feedback import ErrorFeedback
-from hpcfed.journal import Journal
 from hpcfed.ledger import Ledger
 from hpcfed.lipschitz import norm
 from hpcfed.protocols import Report
-from hpcfed.recovery import Endurance
-from hpcfed.run_folder import RunFolder
+from hpcfed.ranks.communicator import Communicator, together
+from hpcfed.run import checkpoint, lock, recorder, recovery, result, state_hdf5, tuning
+from hpcfed.run.checkpoint import Checkpoint
+from hpcfed.run.journal import Journal
+from hpcfed.run.recovery import Endurance
+from hpcfed.run.run_folder import RunFolder
 from hpcfed.streams import Streams
 
 logger = logging.getLogger(__name__)

@@ -4,15 +4,15 @@ Three ways:
 
 - *in order* (the default): an array is cut into one segment for each rank; each client's segments, compressed or not,
   travel to the ranks that own them, which add them up in client order in float64 and pass the result round. The
-  traffic is that of an Allreduce. Where it is cheaper (`hpcfed.routes`), all compressed messages go to each node, whose
-  ranks are the owners of its own sum, or to each rank, which adds them up itself. Uncompressed arrays do not travel
-  within a node: its ranks add them up in memory that they share, and from node to node goes the sum so far
-  (`hpcfed.chain`), where that is cheaper.
+  traffic is that of an Allreduce. Where it is cheaper (`hpcfed.exchange.routes`), all compressed messages go to each
+  node, whose ranks are the owners of its own sum, or to each rank, which adds them up itself. Uncompressed arrays do
+  not travel within a node: its ranks add them up in memory that they share, and from node to node goes the sum so far
+  (`hpcfed.exchange.chain`), where that is cheaper.
 - *of integers*: clients round to a common grid, so their messages are small integers, whose sums are exact in any
   order: the ranks of a node add theirs up in their memory, and between nodes there is an Allreduce.
 - *in any order*: one plain floating-point Allreduce, whose bits depend on the number of ranks and on the MPI library.
 
-Tensors on GPUs come here as arrays, except those that MPI takes as they are (`hpcfed.device_exchange`).
+Tensors on GPUs come here as arrays, except those that MPI takes as they are (`hpcfed.exchange.on_devices`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed import chain, shared_memory
-from hpcfed.chain import cuts
-from hpcfed.communicator import Communicator, together
 from hpcfed.compressors.raw import Raw, divide
 from hpcfed.errors import ConfigError
-from hpcfed.parcel import Parcel
-from hpcfed.shared_memory import Result
+from hpcfed.exchange import chain
+from hpcfed.exchange.chain import cuts
+from hpcfed.exchange.parcel import Parcel
+from hpcfed.ranks import shared_memory
+from hpcfed.ranks.communicator import Communicator, together
+from hpcfed.ranks.shared_memory import Result
 
 Array = NDArray[Any]
 

@@ -8,7 +8,7 @@ notice.
 Open MPI has a detector, too, whose thread, if it is to notice a rank while others compute, makes one start in a hundred
 crash.
 
-`hpcfed.faults` starts this file as a script, without the package and what that imports: a sentinel takes 4 MB.
+`hpcfed.ranks.faults` starts this file as a script, without the package and what that imports: a sentinel takes 4 MB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranks that are lost while the others go on: what MPI tells of them, and what must be done at once.
 
 Only Open MPI, from version 5 on and started with ``mpirun --with-ft ulfm``, lets ranks outlive one another (User-Level
-Failure Mitigation, Bland et al. 2013). What is needed of mpi4py is handed in by `hpcfed.mpi_communicator`.
+Failure Mitigation, Bland et al. 2013). What is needed of mpi4py is handed in by `hpcfed.ranks.mpi`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hpcfed import sentinel
 from hpcfed.errors import RankLostError
+from hpcfed.ranks import sentinel
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class Neighbours:
                 signal.pidfd_send_signal(self._files[rank][0], signal.SIGKILL)
 
     def watch(self) -> None:
-        """From now on, end those that somebody has stopped: see `hpcfed.sentinel`."""
+        """From now on, end those that somebody has stopped: see `hpcfed.ranks.sentinel`."""
         if self._sentinel is not None or not self._files:
             return
         watched = [f"{file}:{number}" for file, number in self._files.values()]

@@ -33,9 +33,9 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import ConfigError
-from hpcfed.recorder import clock
-from hpcfed.study import Member, Study, folder_name, read_seeds, read_tables
-from hpcfed.summary import CLOSING, aligned
+from hpcfed.run.recorder import clock
+from hpcfed.run.summary import CLOSING, aligned
+from hpcfed.studies.study import Member, Study, folder_name, read_seeds, read_tables
 
 MODES = ("grid", "list", "random")
 # What is no option in the table [sweep].

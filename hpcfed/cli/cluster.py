@@ -152,7 +152,10 @@ def _tasks(words: Sequence[str], asked: int | None) -> int:
 
 def _configuration(words: Sequence[str]) -> RunConfig | None:
     """What a command will run, None for a sweep or a comparison, which is read."""
-    from hpcfed import cli_studies, comparison, config, flags, registry, run_folder, sweep
+    from hpcfed import config, registry
+    from hpcfed.cli import flags, studies
+    from hpcfed.run import run_folder
+    from hpcfed.studies import comparison, sweep
 
     name, rest = words[0], list(words[1:])
     if name == "sweep":
@@ -163,7 +166,7 @@ def _configuration(words: Sequence[str]) -> RunConfig | None:
         return None
     if name == "resume":
         directory = _parsed(words)["directory"]
-        if cli_studies.found(directory) is not None:
+        if studies.found(directory) is not None:
             return None
         path = run_folder.open_existing(directory).config
         return config.assemble({}, config.read_toml(path), str(path))

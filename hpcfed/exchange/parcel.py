@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfed.communicator import Communicator
+from hpcfed.exchange.routes import Routes
 from hpcfed.ledger import Ledger
-from hpcfed.routes import Routes
+from hpcfed.ranks.communicator import Communicator
 
 Array = NDArray[Any]
 
@@ -21,9 +21,9 @@ class Parcel:
     """One sum over a cohort: who takes part, with what weights, over which ranks, at whose cost.
 
     ``rng(client)`` is a fresh stream for a client's message, ``mean_rng(part)`` one for a part of the mean. The result
-    is ``sum_i weights_i * value_i / divisor``. ``residuals`` (`hpcfed.feedback.Residuals`) keeps what rounding took,
-    ``heard`` what it has left of this rank's clients' values. ``broadcast`` is the part of the result that counts among
-    the papers' bits down.
+    is ``sum_i weights_i * value_i / divisor``. ``residuals`` (`hpcfed.exchange.feedback.Residuals`) keeps what rounding
+    took, ``heard`` what it has left of this rank's clients' values. ``broadcast`` is the part of the result that counts
+    among the papers' bits down.
     """
 
     communicator: Communicator

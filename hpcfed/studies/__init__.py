@@ -1,0 +1,1 @@
+"""Many runs of one file: comparisons and sweeps, on groups of ranks side by side."""
