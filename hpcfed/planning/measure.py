@@ -24,7 +24,7 @@ from hpcfed.ranks.communicator import Communicator, together
 # Bytes of the messages that two ranks exchange, and of the arrays whose mean all ranks compute.
 MESSAGES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 22)
 ARRAYS = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
-# Series of calls, of which the fastest counts.
+# At least so many series of calls, of which the fastest counts.
 SERIES = 7
 # Bytes that are copied in memory, and written to the disk.
 COPIED, WRITTEN = 1 << 26, 1 << 26
@@ -73,7 +73,7 @@ def measure(communicator: Communicator) -> Profile:
             ("ordered mean", lambda: fed.mean(message)),  # noqa: B023
             ("Allreduce", lambda: communicator.sum(array)),  # noqa: B023
         ):
-            timings.append(Timing(what, size, _time(communicator, action, _repeats(size))))
+            timings.append(Timing(what, size, _time(communicator, action, *_repeats(size))))
     turns = crowd / cores
     crowding = 1.0
     if within is not None and turns > 1:
@@ -128,7 +128,7 @@ def _link(communicator: Communicator, near: bool, timings: list[Timing]) -> Link
     first = next((rank for rank, (a, b) in enumerate(itertools.pairwise(nodes)) if (a == b) == near), None)
     if first is None:
         return None
-    found = _pair(communicator, first)
+    found = _pair(communicator, first, near)
     kind = "message within a node" if near else "message between nodes"
     timings += [Timing(kind, size, seconds) for size, seconds in found.items()]
     latency, largest = found[MESSAGES[0]], MESSAGES[-1]
@@ -136,9 +136,9 @@ def _link(communicator: Communicator, near: bool, timings: list[Timing]) -> Link
     here = nodes[communicator.rank]
     partners = [(node == here) == near and rank != communicator.rank for rank, node in enumerate(nodes)]
     most = max(communicator.gather(sum(partners)))
-    small = _everyone(communicator, partners, MESSAGES[0])
+    small = _everyone(communicator, partners, MESSAGES[0], near)
     size = max(1, largest // most)
-    large = _everyone(communicator, partners, size)
+    large = _everyone(communicator, partners, size, near)
     sent = max(nodes.count(node) for node in nodes) * most * size
     turns = max(1.0, communicator.local_size / usable_cores())
     assumed = ASSUMED_WITHIN if near else ASSUMED_BETWEEN  # of further messages, where a rank sends but one
@@ -146,7 +146,7 @@ def _link(communicator: Communicator, near: bool, timings: list[Timing]) -> Link
     return Link(latency, communicator.broadcast(message), rank_speed, sent / max(large - small, 1e-9))
 
 
-def _pair(communicator: Communicator, first: int) -> dict[int, float]:
+def _pair(communicator: Communicator, first: int, near: bool) -> dict[int, float]:
     """Seconds of an exchange between two neighbours, by the bytes that each sends, while all others sleep."""
     group = communicator.split((first, 2) if first else (2,))
     found: dict[int, float] = {}
@@ -156,28 +156,25 @@ def _pair(communicator: Communicator, first: int) -> dict[int, float]:
             piece = np.zeros(size, np.uint8)
             outgoing, incoming = [[nothing], [nothing]], [0, 0]
             outgoing[1 - group.rank], incoming[1 - group.rank] = [piece], size
-            found[size] = _time(group, lambda: group.exchange(outgoing, incoming), _repeats(size))  # noqa: B023
+            found[size] = _time(group, lambda: group.exchange(outgoing, incoming), *_repeats(size, near))  # noqa: B023
     communicator.wait()
     return dict(communicator.broadcast(found, first))
 
 
-def _everyone(communicator: Communicator, partners: list[bool], size: int) -> float:
+def _everyone(communicator: Communicator, partners: list[bool], size: int, near: bool) -> float:
     """Seconds of an exchange in which every rank sends so many bytes to each of its partners."""
     piece, nothing = np.zeros(size, np.uint8), np.empty(0, np.uint8)
     outgoing = [[piece if partner else nothing] for partner in partners]
     incoming = [size if partner else 0 for partner in partners]
-    return _time(communicator, lambda: communicator.exchange(outgoing, incoming), _repeats(size * sum(partners)))
+    repeats = _repeats(size * max(communicator.gather(sum(partners))), near)
+    return _time(communicator, lambda: communicator.exchange(outgoing, incoming), *repeats)
 
 
-def _time(communicator: Communicator, action: Callable[[], object], repeats: int) -> float:
-    """Seconds that the slowest rank takes, of the fastest of some series: what others do here only adds to them.
-
-    In a series it no longer matters that ranks begin it up to a latency apart.
-    """
+def _time(communicator: Communicator, action: Callable[[], object], series: int, length: int = 1) -> float:
+    """Seconds that the slowest rank takes, of the fastest of some series: what others do here only adds to them."""
     action()
-    length = max(1, repeats // SERIES)
     seconds = []
-    for _ in range(SERIES):
+    for _ in range(series):
         communicator.sum(np.zeros(1))
         start = time.perf_counter()
         for _ in range(length):
@@ -186,8 +183,10 @@ def _time(communicator: Communicator, action: Callable[[], object], repeats: int
     return float(communicator.maximum(np.array(seconds)).min())
 
 
-def _repeats(size: int) -> int:
-    return int(np.clip((1 << 25) // max(size, 1), 7, 101))
+def _repeats(size: int, near: bool = True) -> tuple[int, int]:
+    """How many series of how many calls: of more than one between nodes, where ranks begin up to a latency apart."""
+    calls = int(np.clip((1 << 25) // max(size, 1), SERIES, 101))
+    return (calls, 1) if near else (SERIES, calls // SERIES)
 
 
 def _disk() -> float:
