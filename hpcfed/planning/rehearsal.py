@@ -316,6 +316,7 @@ def _play(config: RunConfig, layout: Layout, built: int, link_speed: float | Non
         start = tape.clock()
         try:
             state = algorithm.round(state, fed.at(number))
+            fed.ledger.consult(fed.communicator, False, False, False)  # as after each round of a run
         except DivergedError:
             if number <= ROUNDS[0]:
                 raise
