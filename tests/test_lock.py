@@ -81,7 +81,9 @@ class TestOneProcessAtATime:
         path = tmp_path / ".lock"
         then = (
             "other = subprocess.Popen(['sleep', '60'], close_fds=False, stdout=subprocess.DEVNULL)\n"
-            "    forked = os.fork() or time.sleep(60)\n"
+            "    reader, writer = os.pipe()\n"
+            "    forked = os.fork() or (os.write(writer, b'.'), time.sleep(60))\n"
+            "    os.read(reader, 1)  # until then the child holds what it was forked with\n"
             "    print(other.pid, forked, flush=True)\n"
             "    input()"
         )

@@ -61,7 +61,9 @@ class Raw:
         weight: float = 1.0,
     ) -> None:
         """Add ``weight`` times a received segment to `total`, in float64."""
-        add_up([segment.view(dtype)], [weight], 1.0, total, total)
+        values = segment.view(dtype)
+        for begin in range(0, values.size, PIECE):
+            _add(total[begin : begin + PIECE], values[begin : begin + PIECE], weight)
 
 
 def load_kernel() -> None:
@@ -94,12 +96,15 @@ def add_up(
         total = room[: out[piece].size]
         total[:] = before[piece] if before.size else 0
         for array, weight in zip(arrays, weights, strict=True):
-            values = array[piece]
-            if weight != 1.0:  # to multiply by one would change no bit and take as long as the addition
-                values = np.multiply(values, weight, dtype=np.float64)
-            np.add(total, values, out=total)
+            _add(total, array[piece], weight)
         divide(total, divisor)
         out[piece] = total
+
+
+def _add(total: NDArray[np.float64], values: NDArray[Any], weight: float) -> None:
+    if weight != 1.0:  # to multiply by one would change no bit and take as long as the addition
+        values = np.multiply(values, weight, dtype=np.float64)
+    np.add(total, values, out=total)
 
 
 def _simple(array: NDArray[Any]) -> bool:

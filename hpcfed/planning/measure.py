@@ -136,9 +136,9 @@ def _link(communicator: Communicator, near: bool, timings: list[Timing]) -> Link
     here = nodes[communicator.rank]
     partners = [(node == here) == near and rank != communicator.rank for rank, node in enumerate(nodes)]
     most = max(communicator.gather(sum(partners)))
-    small = _everyone(communicator, partners, MESSAGES[0], near)
+    small = _everyone(communicator, partners, MESSAGES[0], _repeats(MESSAGES[0] * most, near))
     size = max(1, largest // most)
-    large = _everyone(communicator, partners, size, near)
+    large = _everyone(communicator, partners, size, _repeats(size * most, near))
     sent = max(nodes.count(node) for node in nodes) * most * size
     turns = max(1.0, communicator.local_size / usable_cores())
     assumed = ASSUMED_WITHIN if near else ASSUMED_BETWEEN  # of further messages, where a rank sends but one
@@ -161,12 +161,11 @@ def _pair(communicator: Communicator, first: int, near: bool) -> dict[int, float
     return dict(communicator.broadcast(found, first))
 
 
-def _everyone(communicator: Communicator, partners: list[bool], size: int, near: bool) -> float:
+def _everyone(communicator: Communicator, partners: list[bool], size: int, repeats: tuple[int, int]) -> float:
     """Seconds of an exchange in which every rank sends so many bytes to each of its partners."""
     piece, nothing = np.zeros(size, np.uint8), np.empty(0, np.uint8)
     outgoing = [[piece if partner else nothing] for partner in partners]
     incoming = [size if partner else 0 for partner in partners]
-    repeats = _repeats(size * max(communicator.gather(sum(partners))), near)
     return _time(communicator, lambda: communicator.exchange(outgoing, incoming), *repeats)
 
 

@@ -145,9 +145,7 @@ def create(requested: str | None, workload: str) -> RunFolder:
     path = Path(requested)
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(
-                f"--out {path} exists already: choose another folder, or continue with hpcfed resume {path}"
-            )
+            raise FileExistsError
         path.mkdir(parents=True, exist_ok=True)
         (path / "checkpoints").mkdir()  # of two that find nothing here, one succeeds
     except FileExistsError:
